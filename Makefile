@@ -1,0 +1,32 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up what they need in .venv.
+PYTHON ?= python3
+# The CPU build that the tests run against; the package itself accepts a range (see pyproject.toml).
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint clean
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[runtime,dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/zbsolve demo --out demo_out
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+clean:
+	rm -rf $(VENV) build dist demo_out *.egg-info

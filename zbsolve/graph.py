@@ -1,0 +1,116 @@
+"""Tasks and their dependencies, built from an Instance: pure data and queries.
+
+Rules modelled here (and nowhere else): which tasks a step consists of, how long each takes, and which
+must end before which may start, with the hop between different devices. Who shares a device, and what
+memory a task holds, is in :mod:`zbsolve.memory` and in the instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from zbsolve.instance import Instance
+
+
+class TaskKind(StrEnum):
+    """F forward, B input-gradient backward, W weight-gradient backward, BW both fused."""
+
+    F = "F"
+    B = "B"
+    W = "W"
+    BW = "BW"
+
+
+F, B, W, BW = TaskKind.F, TaskKind.B, TaskKind.W, TaskKind.BW
+
+
+class Task(NamedTuple):
+    """One pass of one micro-batch through one stage. Written ``F3.1``: kind, stage, micro-batch."""
+
+    kind: TaskKind
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.microbatch}"
+
+
+class Edge(NamedTuple):
+    """``after`` may start ``lag`` after ``before`` ends. Void when either task is not in the schedule."""
+
+    before: Task
+    after: Task
+    lag: float
+
+
+def duration(instance: Instance, kind: TaskKind, stage: int) -> float:
+    """Duration of a task in the instance's time unit."""
+    data = instance.stages[stage]
+    if kind is F:
+        return data.t_f
+    if kind is B:
+        return data.t_b
+    if kind is W:
+        return data.t_w
+    if data.t_bw is None:
+        raise ValueError(f"stage {stage} has no t_bw: it cannot run a fused backward")
+    return data.t_bw
+
+
+def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
+    """Dependencies of one task. A backward may wait for B or for BW of the next stage, whichever exists."""
+    kind, stage, microbatch = task
+    if kind is F:
+        if stage > 0:
+            yield Edge(Task(F, stage - 1, microbatch), task, instance.hop(stage - 1))
+    elif kind is W:
+        yield Edge(Task(B, stage, microbatch), task, 0.0)
+    else:
+        yield Edge(Task(F, stage, microbatch), task, 0.0)
+        if stage + 1 < instance.num_stages:
+            for backward in backward_kinds(instance, stage + 1):
+                yield Edge(Task(backward, stage + 1, microbatch), task, instance.hop(stage))
+
+
+def backward_kinds(instance: Instance, stage: int) -> tuple[TaskKind, ...]:
+    """How a stage may compute its input gradient: B, and BW where ``t_bw`` is given."""
+    return (B,) if instance.stages[stage].t_bw is None else (B, BW)
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """All tasks of a step and their edges. Where a stage has ``t_bw``, BW stands beside B and W:
+    a schedule runs either BW or both others, per stage and micro-batch."""
+
+    instance: Instance
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task that may appear, by stage, then micro-batch."""
+        return tuple(
+            Task(kind, stage, microbatch)
+            for stage in range(self.instance.num_stages)
+            for microbatch in range(self.instance.num_microbatches)
+            for kind in self.kinds(stage)
+        )
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every dependency between tasks that may appear."""
+        return tuple(edge for task in self.tasks for edge in predecessors(self.instance, task))
+
+    def kinds(self, stage: int) -> tuple[TaskKind, ...]:
+        """Task kinds that may appear on a stage."""
+        return (F, B, W) if self.instance.stages[stage].t_bw is None else (F, B, W, BW)
+
+    def duration(self, task: Task) -> float:
+        """Duration of a task in the instance's time unit."""
+        return duration(self.instance, task.kind, task.stage)
+
+    def device(self, task: Task) -> int:
+        """Device that runs a task."""
+        return self.instance.stages[task.stage].device

@@ -1,0 +1,330 @@
+"""The problem as the user states it: stages, times, memory, devices.
+
+This is the only place that validates user input. It models what a profile can measure of one
+training step; it does not model link contention or the optimizer step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from zbsolve.errors import InputError
+
+SCHEMA = "zbsolve.instance/1"
+
+# Memory comparisons allow this relative slack: caps such as `7 * mem_b` are computed in floats.
+MEMORY_RTOL = 1e-9
+
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Stage(BaseModel):
+    """A contiguous group of layers on one device. Times in ``time_unit``, memory in ``memory_unit``.
+
+    Attributes
+    ----------
+    device : int
+        Rank that holds the stage, ``0 <= device < num_devices``.
+    t_f, t_b, t_w : float
+        Duration of one micro-batch's F, B (input gradient only) and W (weight gradient only).
+    t_bw : float, optional
+        Duration of the fused backward BW. When given, a planner may fuse instead of running B then W.
+    mem_b : float
+        Activation memory that one micro-batch holds from the start of its F to the end of its B (M_B).
+    mem_w : float
+        Memory that it holds from the end of its B to the end of its W (M_W). It may exceed ``mem_b``:
+        the growth is then charged from the start of B.
+    peak_f, peak_b, peak_w, peak_bw : float
+        Extra memory held only while that task runs. ``peak_bw`` defaults to the larger of the two halves.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    device: Annotated[int, Field(ge=0)]
+    t_f: NonNegative
+    t_b: NonNegative
+    t_w: NonNegative
+    t_bw: NonNegative | None = None
+    mem_b: NonNegative = 1.0
+    mem_w: NonNegative = 1.0
+    peak_f: NonNegative = 0.0
+    peak_b: NonNegative = 0.0
+    peak_w: NonNegative = 0.0
+    peak_bw: NonNegative | None = None
+    name: str | None = None
+
+    @property
+    def growth(self) -> float:
+        """Memory that B adds when it starts (``mem_w`` over ``mem_b``; zero where B frees)."""
+        return max(0.0, self.mem_w - self.mem_b)
+
+    @property
+    def peak_fused(self) -> float:
+        """Extra memory while a fused backward runs."""
+        return max(self.peak_b, self.peak_w) if self.peak_bw is None else self.peak_bw
+
+    @property
+    def min_backward(self) -> float:
+        """Shortest device time one micro-batch's whole backward can take, split or fused."""
+        split = self.t_b + self.t_w
+        return split if self.t_bw is None else min(split, self.t_bw)
+
+
+class Instance(BaseModel):
+    """One training step to schedule: ``num_microbatches`` through ``stages``, in model order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+    schema_: Literal["zbsolve.instance/1"] = Field(default="zbsolve.instance/1", alias="schema")
+    name: str = "unnamed"
+    time_unit: str = "ms"
+    memory_unit: str = "MiB"
+    num_devices: Annotated[int, Field(ge=1)]
+    num_microbatches: Annotated[int, Field(ge=1)]
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    t_comm: NonNegative | tuple[NonNegative, ...] = 0.0
+    memory_cap: NonNegative | tuple[NonNegative, ...] | None = None
+    static_mem: tuple[NonNegative, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_json_arrays(cls, data: Any) -> Any:
+        # Strict mode takes only tuples for tuples, and JSON has only arrays.
+        if not isinstance(data, Mapping):
+            return data
+        arrays = ("stages", "t_comm", "memory_cap", "static_mem")
+        return {k: tuple(v) if k in arrays and isinstance(v, list) else v for k, v in data.items()}
+
+    @model_validator(mode="after")
+    def _check_lengths_and_devices(self) -> Instance:
+        p = self.num_devices
+        for index, stage in enumerate(self.stages):
+            if stage.device >= p:
+                raise ValueError(
+                    f"stages[{index}].device is {stage.device}: use 0 to {p - 1}, or raise num_devices"
+                )
+        unused = sorted(set(range(p)) - {stage.device for stage in self.stages})
+        if unused:
+            raise ValueError(f"device {unused[0]} of {p} holds no stage: give it one or lower num_devices")
+        expected = (
+            ("t_comm", self.t_comm, len(self.stages) - 1, "one per boundary between consecutive stages"),
+            ("memory_cap", self.memory_cap, p, "one per device"),
+            ("static_mem", self.static_mem, p, "one per device"),
+        )
+        for field, value, length, meaning in expected:
+            if isinstance(value, tuple) and len(value) != length:
+                raise ValueError(f"{field} has {len(value)} entries: give {length} ({meaning})")
+        return self
+
+    # --- queries -------------------------------------------------------------------------------
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    def hop(self, boundary: int) -> float:
+        """Latency between stage ``boundary`` and the next one; 0 when one device holds both."""
+        if self.stages[boundary].device == self.stages[boundary + 1].device:
+            return 0.0
+        return self.t_comm[boundary] if isinstance(self.t_comm, tuple) else self.t_comm
+
+    def cap(self, device: int) -> float:
+        """Memory cap of a device, infinite when there is none."""
+        if self.memory_cap is None:
+            return math.inf
+        return self.memory_cap[device] if isinstance(self.memory_cap, tuple) else self.memory_cap
+
+    def static(self, device: int) -> float:
+        """Memory that a device holds whatever the schedule (parameters, optimizer states)."""
+        return 0.0 if self.static_mem is None else self.static_mem[device]
+
+    def stages_on(self, device: int) -> tuple[int, ...]:
+        """Stages that a device holds, in model order."""
+        return tuple(s for s, stage in enumerate(self.stages) if stage.device == device)
+
+    def device_work(self, device: int) -> float:
+        """Least busy time of a device over the whole step (backward fused or split, whichever is shorter)."""
+        per_microbatch = sum(self.stages[s].t_f + self.stages[s].min_backward for s in self.stages_on(device))
+        return self.num_microbatches * per_microbatch
+
+    def fits(self, device: int, memory: float) -> bool:
+        """Whether ``memory`` is within the device's cap, to ``MEMORY_RTOL``."""
+        cap = self.cap(device)
+        return memory <= cap + MEMORY_RTOL * max(1.0, abs(cap)) if cap < math.inf else True
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def with_changes(self, **changes: Any) -> Instance:
+        """A validated copy with some fields replaced (lists are accepted for tuples)."""
+        data = {name: getattr(self, name) for name in type(self).model_fields}
+        data.pop("schema_")
+        data.update(changes)
+        return make_instance(**data)
+
+    def with_memory_cap(self, cap: str | float | Sequence[float] | None) -> Instance:
+        """A copy under another cap.
+
+        ``"none"`` removes it; ``"1p"`` gives every device its static memory plus ``1 * p`` times its own
+        mem_b (all chunks' mem_b shared over the chunks of a device, so that ``1p`` means the activation
+        memory of 1F1B whatever the number of chunks); ``"0.75p"`` and so on likewise; a number is
+        that many memory units, on every device.
+        """
+        if cap is None or cap == "none":
+            return self.with_changes(memory_cap=None)
+        if isinstance(cap, str) and cap.endswith("p"):
+            factor = _positive_number(cap[:-1], cap)
+            per_device = [
+                self.static(d)
+                + factor * self.num_devices * sum(self.stages[s].mem_b for s in self.stages_on(d))
+                for d in range(self.num_devices)
+            ]
+            return self.with_changes(memory_cap=per_device)
+        if isinstance(cap, str):
+            cap = _positive_number(cap, cap)
+        return self.with_changes(memory_cap=cap)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The instance as JSON data, optional fields left out where they are not set."""
+        data: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for stage in data["stages"]:
+            for field in ("peak_f", "peak_b", "peak_w"):
+                if stage[field] == 0.0:
+                    del stage[field]
+        data["memory_cap"] = data.get("memory_cap")
+        return data
+
+
+def _positive_number(text: str, given: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(
+            f"--memory-cap {given}: give a number of memory units, a multiple of 1F1B's memory such as "
+            "1p, 2p or 0.75p, or none"
+        )
+    return value
+
+
+def make_instance(**fields: Any) -> Instance:
+    """Build an Instance from keyword arguments; raises ``InputError`` with one line when they do not fit."""
+    return parse_instance(fields, "instance")
+
+
+def parse_instance(data: Any, where: str) -> Instance:
+    """Validate JSON data. ``where`` (a file name) begins the error line."""
+    try:
+        return Instance.model_validate(data)
+    except ValidationError as error:
+        raise_first(error, where)
+
+
+def raise_first(error: ValidationError, where: str) -> NoReturn:
+    """Turn pydantic's report into one line: file, field, what to give instead."""
+    # A union reports every branch it tried; the branch that got furthest tells the user most.
+    first = max(error.errors(), key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    path = ""
+    for part in first["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _UNION_BRANCHES or part.startswith(("constrained", "tuple[", "float")):
+            continue
+        else:
+            path += f".{part}" if path else str(part)
+    kind, message = first["type"], first["msg"]
+    given = first.get("input")
+    if kind == "extra_forbidden":
+        message = "unknown field: remove it or correct its spelling"
+    elif kind == "missing":
+        message = "missing: add it"
+    elif kind == "value_error":
+        message = message.removeprefix("Value error, ")
+    else:
+        shown = repr(given) if len(repr(given)) <= 40 else type(given).__name__
+        message = f"{message} (given {shown})"
+    raise InputError(f"{where}: {path + ': ' if path else ''}{message}")
+
+
+_UNION_BRANCHES = {"float", "int", "str", "none", "nullable"}
+
+
+def read_json(path: str | Path) -> Any:
+    """JSON data of a file; duplicate keys, NaN and bad syntax are errors that name the place."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"{path}: cannot be read ({reason}): give a JSON file") from None
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise InputError(f"{path}: {key}: given twice: keep one")
+            seen[key] = value
+        return seen
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg}): correct it") from None
+
+
+def load_instance(path: str | Path) -> Instance:
+    """Read and validate an instance file."""
+    data = read_json(path)
+    if isinstance(data, dict) and "schema" not in data:
+        raise InputError(f'{path}: schema: missing: add "schema": "{SCHEMA}"')
+    return parse_instance(data, str(path))
+
+
+def equal_stages(
+    p: int,
+    m: int,
+    t_f: float = 1.0,
+    t_b: float = 1.0,
+    t_w: float = 1.0,
+    t_comm: float = 0.0,
+    *,
+    mem_b: float = 1.0,
+    mem_w: float = 1.0,
+    memory_cap: float | Sequence[float] | None = None,
+    placement: Literal["linear", "loop", "v"] = "linear",
+    chunks: int | None = None,
+    name: str = "equal",
+) -> Instance:
+    """An instance of identical stages; times, memory and ``chunks`` are per stage.
+
+    ``chunks`` (v) defaults to 1 for the linear placement, 2 for the others.
+    """
+    devices = place(p, placement, chunks)
+    stages = [
+        {"device": d, "t_f": t_f, "t_b": t_b, "t_w": t_w, "mem_b": mem_b, "mem_w": mem_w} for d in devices
+    ]
+    return make_instance(
+        name=name,
+        num_devices=p,
+        num_microbatches=m,
+        stages=stages,
+        t_comm=t_comm,
+        memory_cap=memory_cap,
+    )
+
+
+def place(p: int, placement: Literal["linear", "loop", "v"], chunks: int | None = None) -> list[int]:
+    """Device of each stage, in model order: linear, loop (0..p-1, 0..p-1), or V (0..p-1, p-1..0)."""
+    v = (1 if placement == "linear" else 2) if chunks is None else chunks
+    forward = list(range(p))
+    if placement == "linear" and v != 1:
+        raise InputError("a linear placement has one chunk per device: use loop or v for more")
+    if placement == "v":
+        return [d for chunk in range(v) for d in (forward if chunk % 2 == 0 else forward[::-1])]
+    return forward * v

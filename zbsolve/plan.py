@@ -1,0 +1,520 @@
+"""The plan: one program per device with its sends and receives, and a certificate of how good it is.
+
+Lowering adds the messages that a schedule implies. One total order of messages, consistent with the
+plan's own timeline, is fixed for all devices: each device enqueues its sends and receives in that order.
+That is what makes the programs safe on transports that pair messages by order and may block a sender
+(proof in :func:`order_messages`; :func:`dry_run` shows it for each plan before anything is launched).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from zbsolve.errors import InfeasibleError
+from zbsolve.files import write_text_atomically
+from zbsolve.graph import Task, TaskKind, backward_kinds
+from zbsolve.instance import Instance, parse_instance, raise_first, read_json
+from zbsolve.memory import peak_memory
+from zbsolve.schedule import Schedule, TimedTask, Violation, check
+from zbsolve.simulator import topological_order
+
+SCHEMA = "zbsolve.plan/1"
+
+ComputeOp = Literal["F", "B", "W", "BW"]
+MessageOp = Literal["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+COMPUTE_OPS = frozenset(("F", "B", "W", "BW"))
+
+
+class _FileModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Action(_FileModel):
+    """One step of a device's program.
+
+    Compute: ``F``, ``B``, ``W``, ``BW`` of ``stage`` and ``microbatch``. Messages are named by the stage that
+    executes them: ``SEND_F`` of stage s sends its output to stage s+1, ``RECV_F`` of stage s receives from
+    s-1, ``SEND_B`` of stage s sends its input gradient to s-1, ``RECV_B`` of s receives from s+1. ``peer``
+    is the other device and ``message`` the place in the total order of messages, equal on both sides.
+    """
+
+    op: ComputeOp | MessageOp
+    stage: Annotated[int, Field(ge=0)]
+    microbatch: Annotated[int, Field(ge=0)]
+    start: Annotated[float, Field(allow_inf_nan=False)]
+    end: Annotated[float, Field(allow_inf_nan=False)]
+    peer: int | None = None
+    message: int | None = None
+
+    @property
+    def is_compute(self) -> bool:
+        return self.op in COMPUTE_OPS
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.stage}.{self.microbatch}"
+
+
+class Program(_FileModel):
+    """What one device does, in order."""
+
+    device: int
+    actions: tuple[Action, ...]
+
+    @field_validator("actions", mode="before")
+    @classmethod
+    def _accept_json_array(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Proof(_FileModel):
+    """Who proved the lower bound and how, so that it can be re-derived from the plan file."""
+
+    method: str
+    statement: str
+    device: int | None = None
+    value: float | None = None
+
+
+class SolverInfo(_FileModel):
+    """Which solver found the plan. ``seconds`` is left out in deterministic mode (equal bytes)."""
+
+    name: str
+    version: str
+    seconds: float | None = None
+    seed: int = 0
+
+
+class Plan(_FileModel):
+    """A schedule for an instance, lowered and certified. Times in the instance's unit.
+
+    ``gap`` is (cost - lower bound) / cost for the stated objective; ``status`` is "optimal" only
+    when the proof closed it.
+    """
+
+    schema_: Literal["zbsolve.plan/1"] = Field(default="zbsolve.plan/1", alias="schema")
+    instance: Instance
+    objective: Literal["makespan", "span"]
+    status: Literal["optimal", "feasible"]
+    makespan: float
+    span: float
+    lower_bound: float
+    gap: float
+    bound_proof: Proof
+    solver: SolverInfo
+    peak_memory: tuple[float, ...]
+    programs: tuple[Program, ...]
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+    @field_validator("peak_memory", "programs", mode="before")
+    @classmethod
+    def _accept_json_array(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _one_program_per_device(self) -> Plan:
+        p = self.instance.num_devices
+        if [program.device for program in self.programs] != list(range(p)):
+            raise ValueError(f"programs: give one program for each device 0 to {p - 1}, in order")
+        if len(self.peak_memory) != p:
+            raise ValueError(f"peak_memory has {len(self.peak_memory)} entries: give {p} (one per device)")
+        return self
+
+    @property
+    def cost(self) -> float:
+        """Value of the plan's own objective."""
+        return self.span if self.objective == "span" else self.makespan
+
+    def schedule(self) -> Schedule:
+        """The timed compute tasks, without messages."""
+        return Schedule(
+            tuple(
+                tuple(
+                    TimedTask(Task(TaskKind(a.op), a.stage, a.microbatch), a.start, a.end)
+                    for a in program.actions
+                    if a.is_compute
+                )
+                for program in self.programs
+            )
+        )
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """JSON data in the file format's field order."""
+        return {
+            "schema": SCHEMA,
+            "instance": self.instance.to_json_dict(),
+            "objective": self.objective,
+            "status": self.status,
+            "makespan": self.makespan,
+            "span": self.span,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "bound_proof": self.bound_proof.model_dump(exclude_none=True),
+            "solver": self.solver.model_dump(exclude_none=True),
+            "peak_memory": list(self.peak_memory),
+            "programs": [
+                {"device": program.device, "actions": [_action_json(a) for a in program.actions]}
+                for program in self.programs
+            ],
+        }
+
+    def to_json(self) -> str:
+        """The plan file's text: one action a line, so that plans can be read and compared."""
+        data = self.to_json_dict()
+        programs = data.pop("programs")
+        head = json.dumps(data, indent=1)[:-2]
+        blocks = [
+            f'  {{"device": {program["device"]}, "actions": [\n'
+            + ",\n".join("   " + json.dumps(action) for action in program["actions"])
+            + "\n  ]}"
+            for program in programs
+        ]
+        return head + ',\n "programs": [\n' + ",\n".join(blocks) + "\n ]\n}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan file, whole or not at all."""
+        write_text_atomically(path, self.to_json())
+
+    def digest(self) -> str:
+        """SHA-256 of programs and instance: ranks compare it before they start."""
+        data = self.to_json_dict()
+        text = json.dumps({"instance": data["instance"], "programs": data["programs"]}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _action_json(action: Action) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "op": action.op,
+        "stage": action.stage,
+        "microbatch": action.microbatch,
+        "start": action.start,
+        "end": action.end,
+    }
+    if action.peer is not None:
+        data["peer"] = action.peer
+        data["message"] = action.message
+    return data
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan file; the format is validated here, the rules by :func:`check_plan`."""
+    data = read_json(path)
+    if isinstance(data, dict) and isinstance(data.get("instance"), dict):
+        data = {**data, "instance": parse_instance(data["instance"], f"{path}: instance")}
+    try:
+        return Plan.model_validate(data)
+    except ValidationError as error:
+        raise_first(error, str(path))
+
+
+# --- lowering ----------------------------------------------------------------------------------
+
+
+class Message(NamedTuple):
+    """One transfer between devices: the output of F (or the input gradient) of a stage and micro-batch."""
+
+    producer: Task
+    consumer: Task
+    source: int
+    target: int
+    ready: float
+    arrival: float
+
+    @property
+    def direction(self) -> Literal["F", "B"]:
+        return "F" if self.producer.kind is TaskKind.F else "B"
+
+
+def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
+    """Every message that the schedule implies, in one total order consistent with its timeline.
+
+    Sorted by the moment the producer ends, ties by a topological order. If the consumer of one message
+    has to run before the producer of another, the first message's ready time is not later and its
+    producer is topologically earlier, so the order respects every dependency. Therefore when all
+    devices enqueue in this order no set of devices can block each other: of the messages not yet
+    exchanged take the first; both its devices have finished all earlier ones, so every task before its
+    send has its inputs, and its receiver is already waiting for it.
+    """
+    ranked = {task: rank for rank, (_, task) in enumerate(topological_order(instance, schedule.orders))}
+    messages = []
+    for source, program in enumerate(schedule.devices):
+        for task, _, end in program:
+            consumer = _remote_consumer(instance, task, ranked)
+            if consumer is not None:
+                boundary = min(task.stage, consumer.stage)
+                target = instance.stages[consumer.stage].device
+                messages.append(Message(task, consumer, source, target, end, end + instance.hop(boundary)))
+    messages.sort(key=lambda message: (message.ready, ranked[message.producer]))
+    return messages
+
+
+def _remote_consumer(instance: Instance, task: Task, present: dict[Task, int]) -> Task | None:
+    """The task on another device that needs this task's result, if any."""
+    kind, stage, microbatch = task
+    if kind is TaskKind.W:
+        return None
+    neighbour = stage + 1 if kind is TaskKind.F else stage - 1
+    if not 0 <= neighbour < instance.num_stages:
+        return None
+    if instance.stages[neighbour].device == instance.stages[stage].device:
+        return None
+    if kind is TaskKind.F:
+        return Task(TaskKind.F, neighbour, microbatch)
+    kinds = backward_kinds(instance, neighbour)
+    return next(t for k in kinds if (t := Task(k, neighbour, microbatch)) in present)
+
+
+def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
+    """Programs with messages: each send right after its producer, each receive as early as the order permits.
+
+    A receive is enqueued right behind the device's previous message, so that an early sender never
+    waits for a device that is busy computing.
+    """
+    programs: list[list[Action]] = [[] for _ in range(instance.num_devices)]
+    messages_of: list[list[tuple[int, Message]]] = [[] for _ in range(instance.num_devices)]
+    for number, message in enumerate(order_messages(instance, schedule)):
+        messages_of[message.source].append((number, message))
+        messages_of[message.target].append((number, message))
+    for device, program in enumerate(schedule.devices):
+        actions = programs[device]
+        pending = iter(messages_of[device])
+        upcoming = next(pending, None)
+        for timed in (None, *program):
+            if timed is not None:
+                task = timed.task
+                actions.append(
+                    Action(
+                        op=task.kind.value,
+                        stage=task.stage,
+                        microbatch=task.microbatch,
+                        start=timed.start,
+                        end=timed.end,
+                    )
+                )
+            while upcoming is not None:
+                number, message = upcoming
+                sends = message.source == device
+                if sends and (timed is None or message.producer != timed.task):
+                    break
+                actions.append(_message_action(number, message, sends))
+                upcoming = next(pending, None)
+        assert upcoming is None  # every send has its producer in the program
+    return tuple(Program(device=d, actions=tuple(actions)) for d, actions in enumerate(programs))
+
+
+def _message_action(number: int, message: Message, sends: bool) -> Action:
+    end = message.producer if sends else message.consumer
+    names: dict[tuple[bool, str], MessageOp] = {
+        (True, "F"): "SEND_F",
+        (False, "F"): "RECV_F",
+        (True, "B"): "SEND_B",
+        (False, "B"): "RECV_B",
+    }
+    return Action(
+        op=names[sends, message.direction],
+        stage=end.stage,
+        microbatch=end.microbatch,
+        start=message.ready,
+        end=message.arrival,
+        peer=message.target if sends else message.source,
+        message=number,
+    )
+
+
+# --- deadlock dry run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Why programs cannot finish: what each blocked device waits for."""
+
+    waits: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "deadlock: " + "; ".join(self.waits)
+
+
+def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
+    """Run the programs with blocking sends and receives (each waits for its counterpart); None when all end.
+
+    A pair exchanges messages only head to head and of the same number, as on a transport that pairs by
+    order. A compute action needs its inputs to have arrived, which also catches a receive
+    placed behind its consumer.
+    """
+    position = [0] * len(programs)
+    done: set[Task] = set()
+    arrived: set[tuple[str, int, int]] = set()
+
+    def head(device: int) -> Action | None:
+        actions = programs[device].actions
+        return actions[position[device]] if position[device] < len(actions) else None
+
+    def runnable(action: Action) -> bool:
+        task = Task(TaskKind(action.op), action.stage, action.microbatch)
+        return all(_input_ready(instance, task, needed, done, arrived) for needed in _inputs(instance, task))
+
+    active = list(range(len(programs)))
+    while active:
+        device = active.pop()
+        while (action := head(device)) is not None:
+            if action.is_compute:
+                if not runnable(action):
+                    break
+                done.add(Task(TaskKind(action.op), action.stage, action.microbatch))
+                position[device] += 1
+                continue
+            peer = action.peer
+            other = head(peer) if peer is not None and 0 <= peer < len(programs) else None
+            if other is None or not _are_counterparts(device, action, other):
+                break
+            assert peer is not None
+            receive = action if action.op.startswith("RECV") else other
+            arrived.add((receive.op[-1], receive.stage, receive.microbatch))
+            position[device] += 1
+            position[peer] += 1
+            active.append(peer)
+    blocked = [(d, action) for d in range(len(programs)) if (action := head(d)) is not None]
+    if not blocked:
+        return None
+    return Stuck(
+        tuple(
+            f"device {d} waits in {action}"
+            + (f" for device {action.peer}" if action.peer is not None else "")
+            for d, action in blocked
+        )
+    )
+
+
+def _are_counterparts(device: int, action: Action, other: Action) -> bool:
+    opposite = ("RECV_" if action.op.startswith("SEND") else "SEND_") + action.op[-1]
+    return other.op == opposite and other.peer == device and other.message == action.message
+
+
+def _inputs(instance: Instance, task: Task) -> list[Task]:
+    """Alternatives collapsed: the F or B of the neighbour or own stage whose result a task needs."""
+    kind, stage, microbatch = task
+    if kind is TaskKind.F:
+        return [Task(TaskKind.F, stage - 1, microbatch)] if stage else []
+    if kind is TaskKind.W:
+        return [Task(TaskKind.B, stage, microbatch)]
+    own = [Task(TaskKind.F, stage, microbatch)]
+    return own + ([Task(TaskKind.B, stage + 1, microbatch)] if stage + 1 < instance.num_stages else [])
+
+
+def _input_ready(
+    instance: Instance, task: Task, needed: Task, done: set[Task], arrived: set[tuple[str, int, int]]
+) -> bool:
+    if not (needed.stage < instance.num_stages and task.stage < instance.num_stages):
+        return False
+    if instance.stages[needed.stage].device != instance.stages[task.stage].device:
+        return ("F" if needed.kind is TaskKind.F else "B", task.stage, task.microbatch) in arrived
+    if needed in done:
+        return True
+    return needed.kind is TaskKind.B and needed._replace(kind=TaskKind.BW) in done
+
+
+# --- judging a plan ----------------------------------------------------------------------------
+
+
+def check_plan(plan: Plan) -> list[Violation]:
+    """Every rule that a plan breaks: the schedule's, the messages', and the figures it states."""
+    schedule = plan.schedule()
+    violations = check(plan.instance, schedule)
+    if violations:
+        return violations
+    violations += _check_messages(plan, schedule)
+    stuck = dry_run(plan.instance, plan.programs)
+    if stuck is not None:
+        violations.append(Violation("deadlock", str(stuck)))
+    violations += _check_figures(plan, schedule)
+    return violations
+
+
+def _check_messages(plan: Plan, schedule: Schedule) -> list[Violation]:
+    expected = {(a.op, a.stage, a.microbatch): d for d, a in _message_actions(lower(plan.instance, schedule))}
+    found: dict[tuple[str, int, int], int] = {}
+    violations = []
+    for device, action in _message_actions(plan.programs):
+        key = (action.op, action.stage, action.microbatch)
+        if key in found:
+            violations.append(Violation("messages", f"device {device}: {action} appears twice"))
+        elif expected.get(key) != device:
+            violations.append(Violation("messages", f"device {device}: {action} is not needed there"))
+        found[key] = device
+    for op, stage, microbatch in expected.keys() - found.keys():
+        violations.append(Violation("messages", f"{op}{stage}.{microbatch} is missing"))
+    return violations
+
+
+def _message_actions(programs: Sequence[Program]) -> list[tuple[int, Action]]:
+    return [(p.device, action) for p in programs for action in p.actions if not action.is_compute]
+
+
+def _check_figures(plan: Plan, schedule: Schedule) -> list[Violation]:
+    """Stated makespan, span, peak memory, gap and status against what the programs really give."""
+    peaks = [peak_memory(plan.instance, d, order) for d, order in enumerate(schedule.orders)]
+    cost = schedule.cost(plan.objective)
+    gap = (cost - plan.lower_bound) / cost if cost > 0 else 0.0
+    rows = [
+        ("makespan", plan.makespan, schedule.makespan),
+        ("span", plan.span, schedule.span),
+        ("gap", plan.gap, max(0.0, gap)),
+        *((f"peak_memory[{d}]", plan.peak_memory[d], peak) for d, peak in enumerate(peaks)),
+    ]
+    violations = [
+        Violation("figures", f"{name} is stated as {stated:g}, the programs give {real:g}")
+        for name, stated, real in rows
+        if not abs(stated - real) <= 1e-6 * max(1.0, abs(real))
+    ]
+    if plan.lower_bound > cost * (1 + 1e-6):
+        violations.append(
+            Violation("figures", f"lower_bound {plan.lower_bound:g} is above the plan's own cost {cost:g}")
+        )
+    if plan.status == "optimal" and gap > OPTIMAL_GAP:
+        violations.append(Violation("figures", f"status is optimal but the gap is {gap:.2%}: not proven"))
+    return violations
+
+
+# "optimal" allows for float64 rounding of sums of durations, and for nothing else.
+OPTIMAL_GAP = 1e-6
+
+
+def make_plan(
+    instance: Instance,
+    schedule: Schedule,
+    *,
+    objective: Literal["makespan", "span"],
+    lower_bound: float,
+    proof: Proof,
+    solver: SolverInfo,
+) -> Plan:
+    """Lower a schedule and state its figures; raises ``InfeasibleError`` when it breaks a rule.
+
+    A bound within float64 rounding of the cost is stated as the cost itself.
+    """
+    violations = check(instance, schedule)
+    if violations:
+        raise InfeasibleError(f"the schedule is not valid: {violations[0]}")
+    cost = schedule.cost(objective)
+    bound = min(lower_bound, cost)
+    gap = (cost - bound) / cost if cost > 0 else 0.0
+    return Plan(
+        instance=instance,
+        objective=objective,
+        status="optimal" if gap <= OPTIMAL_GAP else "feasible",
+        makespan=schedule.makespan,
+        span=schedule.span,
+        lower_bound=bound,
+        gap=gap,
+        bound_proof=proof,
+        solver=solver,
+        peak_memory=tuple(peak_memory(instance, d, order) for d, order in enumerate(schedule.orders)),
+        programs=lower(instance, schedule),
+    )

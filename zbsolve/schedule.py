@@ -1,0 +1,232 @@
+"""A schedule with its times, and the independent judge of every rule.
+
+:func:`check` shares no code with the simulator, the heuristics or the formulations: it re-derives
+each rule of the model from the instance, in time-interval form, and reports every violation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.instance import Instance
+
+# Times are sums of at most a few thousand float64 durations; 1e-9 of the makespan is far above their
+# rounding and far below any duration that matters.
+TIME_RTOL = 1e-9
+
+
+class TimedTask(NamedTuple):
+    """A task with its start and end, in the instance's time unit."""
+
+    task: Task
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Per device, its tasks in execution order with start and end times.
+
+    The order is part of the schedule: it settles where a zero-length task lies among tasks that
+    share its instant, and with that what memory it frees before which other task.
+    """
+
+    devices: tuple[tuple[TimedTask, ...], ...]
+
+    @cached_property
+    def makespan(self) -> float:
+        """First start to last end over all devices: the synchronous step."""
+        timed = [program for program in self.devices if program]
+        if not timed:
+            return 0.0
+        return max(max(t.end for t in d) for d in timed) - min(min(t.start for t in d) for d in timed)
+
+    @cached_property
+    def span(self) -> float:
+        """Longest single device's window, first start to last end."""
+        return max((max(t.end for t in d) - min(t.start for t in d) for d in self.devices if d), default=0.0)
+
+    def cost(self, objective: str) -> float:
+        """``makespan`` or ``span``, by name."""
+        return self.span if objective == "span" else self.makespan
+
+    @property
+    def orders(self) -> tuple[tuple[Task, ...], ...]:
+        """The tasks of each device in execution order, without times."""
+        return tuple(tuple(timed.task for timed in device) for device in self.devices)
+
+    def __iter__(self) -> Iterator[TimedTask]:
+        for device in self.devices:
+            yield from device
+
+
+class Violation(NamedTuple):
+    """One broken rule: its name, and a sentence with the place and the numbers."""
+
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}"
+
+
+def check(instance: Instance, schedule: Schedule) -> list[Violation]:
+    """Every rule of the model that ``schedule`` breaks on ``instance``; empty when it is valid."""
+    violations = list(_check_tasks(instance, schedule))
+    if violations:  # Later rules would only repeat a missing or doubled task in other words.
+        return violations
+    tolerance = TIME_RTOL * max(1.0, schedule.makespan)
+    violations += _check_durations(instance, schedule, tolerance)
+    violations += _check_one_at_a_time(schedule, tolerance)
+    violations += _check_dependencies(instance, schedule, tolerance)
+    violations += _check_memory(instance, schedule)
+    return violations
+
+
+def _check_tasks(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
+    """Each stage and micro-batch has one F and either B and W, or BW, all on the stage's device."""
+    if len(schedule.devices) != instance.num_devices:
+        yield Violation("devices", f"{len(schedule.devices)} programs for {instance.num_devices} devices")
+        return
+    seen: Counter[Task] = Counter()
+    for device, program in enumerate(schedule.devices):
+        for task, _, _ in program:
+            in_range = (
+                0 <= task.stage < instance.num_stages and 0 <= task.microbatch < instance.num_microbatches
+            )
+            if not in_range:
+                yield Violation("tasks", f"device {device}: {task} is not a task of this instance")
+                continue
+            home = instance.stages[task.stage].device
+            if home != device:
+                yield Violation("placement", f"{task} is on device {device}, its stage is on device {home}")
+            seen[task] += 1
+    for task, count in seen.items():
+        if count > 1:
+            yield Violation("tasks", f"{task} appears {count} times")
+    for stage in range(instance.num_stages):
+        may_fuse = instance.stages[stage].t_bw is not None
+        for microbatch in range(instance.num_microbatches):
+            present = {kind for kind in TaskKind if seen[Task(kind, stage, microbatch)]}
+            if present == {F, B, W} or (may_fuse and present == {F, BW}):
+                continue
+            if BW in present and not may_fuse:
+                yield Violation("tasks", f"{Task(BW, stage, microbatch)}: stage {stage} has no t_bw")
+            else:
+                have = ", ".join(kind for kind in TaskKind if kind in present) or "nothing"
+                yield Violation(
+                    "tasks",
+                    f"stage {stage} micro-batch {microbatch} has {have}: needs F, B, W"
+                    + (" or F, BW" if may_fuse else ""),
+                )
+
+
+def _check_durations(instance: Instance, schedule: Schedule, tolerance: float) -> Iterator[Violation]:
+    for (kind, s, j), start, end in schedule:
+        stage = instance.stages[s]
+        expected = {F: stage.t_f, B: stage.t_b, W: stage.t_w, BW: stage.t_bw}[kind]
+        assert expected is not None  # _check_tasks refuses BW without t_bw
+        if not abs(end - start - expected) <= tolerance:
+            yield Violation(
+                "duration", f"{kind}{s}.{j} runs from {start:g} to {end:g}, should take {expected:g}"
+            )
+
+
+def _check_one_at_a_time(schedule: Schedule, tolerance: float) -> Iterator[Violation]:
+    for device, program in enumerate(schedule.devices):
+        for earlier, later in pairwise(program):
+            if not later.start >= earlier.end - tolerance:
+                yield Violation(
+                    "one at a time",
+                    f"device {device}: {later.task} starts at {later.start:g} before {earlier.task} "
+                    f"ends at {earlier.end:g}",
+                )
+
+
+def _check_dependencies(instance: Instance, schedule: Schedule, tolerance: float) -> Iterator[Violation]:
+    """F downstream, B and BW upstream with hops between devices; the last B after its own F; W after B."""
+    times = {timed.task: timed for timed in schedule}
+
+    def backward(stage: int, microbatch: int) -> TimedTask:
+        fused = times.get(Task(BW, stage, microbatch))
+        return times[Task(B, stage, microbatch)] if fused is None else fused
+
+    def latency(a: int, b: int) -> float:
+        if instance.stages[a].device == instance.stages[b].device:
+            return 0.0
+        return instance.t_comm[a] if isinstance(instance.t_comm, tuple) else instance.t_comm
+
+    def late(before: TimedTask, after: TimedTask, lag: float) -> Iterator[Violation]:
+        if not after.start >= before.end + lag - tolerance:
+            yield Violation(
+                "dependency",
+                f"{after.task} starts at {after.start:g} before {before.task} ends at {before.end:g}"
+                + (f" plus hop {lag:g}" if lag else ""),
+            )
+
+    last = instance.num_stages - 1
+    for s in range(instance.num_stages):
+        for j in range(instance.num_microbatches):
+            if s > 0:
+                yield from late(times[Task(F, s - 1, j)], times[Task(F, s, j)], latency(s - 1, s))
+            if s < last:
+                yield from late(backward(s + 1, j), backward(s, j), latency(s, s + 1))
+            yield from late(times[Task(F, s, j)], backward(s, j), 0.0)
+            if Task(W, s, j) in times:
+                yield from late(times[Task(B, s, j)], times[Task(W, s, j)], 0.0)
+
+
+def _check_memory(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
+    """Sum what every (stage, micro-batch) holds at each task of the device, from the definition."""
+    for device, program in enumerate(schedule.devices):
+        if instance.cap(device) == float("inf"):
+            continue
+        for position, use in enumerate(_memory_by_definition(instance, device, program)):
+            if not instance.fits(device, use):
+                yield Violation(
+                    "memory",
+                    f"device {device}: {use:g} {instance.memory_unit} during {program[position].task} "
+                    f"is over the cap of {instance.cap(device):g}",
+                )
+                break  # One report a device: the rest follows from the first.
+
+
+def _memory_by_definition(instance: Instance, device: int, program: Sequence[TimedTask]) -> Iterator[float]:
+    """Memory while each task of a program runs: intervals [F, B], [B, W], growth from B on, transients."""
+    # Position of each task stands for time: one task at a time makes both orders the same.
+    holds = [0.0] * (len(program) + 1)  # difference array over positions
+
+    def hold(first: int, last: int, amount: float) -> None:
+        holds[first] += amount
+        holds[last + 1] -= amount
+
+    at = {timed.task: position for position, timed in enumerate(program)}
+    for task, position in at.items():
+        stage = instance.stages[task.stage]
+        if task.kind is F:
+            hold(position, position, stage.peak_f)
+        elif task.kind is B:
+            w = at[Task(W, task.stage, task.microbatch)]
+            f = at[Task(F, task.stage, task.microbatch)]
+            hold(position, position, stage.peak_b)
+            hold(f, position, stage.mem_b)
+            if position + 1 <= w:
+                hold(position + 1, w, stage.mem_w)
+            hold(position, position, max(0.0, stage.mem_w - stage.mem_b))
+        elif task.kind is W:
+            hold(position, position, stage.peak_w)
+        else:
+            f = at[Task(F, task.stage, task.microbatch)]
+            fused_peak = max(stage.peak_b, stage.peak_w) if stage.peak_bw is None else stage.peak_bw
+            hold(f, position, stage.mem_b)
+            hold(position, position, fused_peak)
+    level = instance.static(device)
+    for change in holds[:-1]:
+        level += change
+        yield level
