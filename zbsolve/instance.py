@@ -167,6 +167,20 @@ class Instance(BaseModel):
         data.update(changes)
         return make_instance(**data)
 
+    def with_fused_backward(self) -> Instance:
+        """A copy in which every stage can fuse; where ``t_bw`` is not given it is ``t_b + t_w``.
+
+        Schedules of the years before the split (GPipe, 1F1B) run BW, and pass the gradient on only at
+        its end; this is the instance on which they are timed.
+        """
+        if all(stage.t_bw is not None for stage in self.stages):
+            return self
+        fused = [
+            stage if stage.t_bw is not None else stage.model_copy(update={"t_bw": stage.t_b + stage.t_w})
+            for stage in self.stages
+        ]
+        return self.with_changes(stages=fused)
+
     def with_memory_cap(self, cap: str | float | Sequence[float] | None) -> Instance:
         """A copy under another cap.
 

@@ -1,0 +1,20 @@
+"""Numba where it is installed, plain Python where it is not: the same functions either way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compile_loop(function: Function) -> Function:
+    """The machine-code version of a function over numpy arrays and scalars, or the function itself.
+
+    Called when a long search begins, not at import: numba takes half a second to load.
+    """
+    try:
+        from numba import njit
+    except ImportError:
+        return function
+    return cast(Function, njit(cache=True, nogil=True)(function))

@@ -1,0 +1,409 @@
+"""The automatic heuristic: a list scheduler for any instance, placement and memory cap.
+
+Idea (Qi et al., arXiv 2401.10241, section 3, generalised to unequal stages, several chunks per device and
+W memory of its own): run as many F in the warm-up as memory allows, then B before F, W into the gaps or when
+memory is full, the rest of the W last. Devices decide in the order of their start times, so that each
+decision sees every arrival known by then.
+
+It never deadlocks on memory: F is admitted only if afterwards the device can still finish its micro-batches
+one by one, oldest first (a banker's check with one global order, so the devices' promises agree).
+
+The core, :func:`run_policy`, is written for numba and also runs as plain Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.memory import effect, serial_program
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+# Codes of task kinds inside the arrays.
+CODES: dict[TaskKind, int] = {F: 0, B: 1, W: 2, BW: 3}
+KINDS: tuple[TaskKind, ...] = (F, B, W, BW)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrays:
+    """An instance as arrays. Shapes: (S,) per stage, (S, 4) per stage and kind, (p,) per device.
+
+    ``chunks[d, :count[d]]`` are the stages of device d in model order. ``need[s, b]`` is the memory above the
+    present level with which the device of stage s can finish a micro-batch that has run F up to and including
+    stage s there and (only when s is the device's last stage) has b stages left to go back through.
+    ``room`` is the cap less static memory, tolerance included.
+    """
+
+    m: int
+    device: IntArray
+    time: FloatArray
+    hop: FloatArray
+    acquire: FloatArray
+    transient: FloatArray
+    release: FloatArray
+    can_fuse: NDArray[np.bool_]
+    room: FloatArray
+    chunks: IntArray
+    count: IntArray
+    place: IntArray
+    need_forward: FloatArray
+    need_backward: FloatArray
+
+
+def to_arrays(instance: Instance) -> Arrays:
+    """The arrays of an instance."""
+    S, p = instance.num_stages, instance.num_devices
+    time = np.zeros((S, 4))
+    effects = np.zeros((3, S, 4))
+    for s, stage in enumerate(instance.stages):
+        time[s] = stage.t_f, stage.t_b, stage.t_w, np.nan if stage.t_bw is None else stage.t_bw
+        for kind, code in CODES.items():
+            effects[:, s, code] = effect(stage, kind)
+    hop = np.array([*(instance.hop(b) for b in range(S - 1)), 0.0])
+    room = np.array([instance.cap(d) - instance.static(d) for d in range(p)])
+    finite = np.isfinite(room)
+    caps = np.array([instance.cap(d) for d in range(p)])
+    room[finite] += MEMORY_RTOL * np.maximum(1.0, np.abs(caps[finite]))
+    held = [instance.stages_on(d) for d in range(p)]
+    width = max(len(stages) for stages in held)
+    chunks = np.full((p, width), -1, dtype=np.int64)
+    place = np.zeros(S, dtype=np.int64)
+    need_forward = np.zeros(S)
+    need_backward = np.zeros(S)
+    for d, stages in enumerate(held):
+        chunks[d, : len(stages)] = stages
+        # Going back from the i-th chunk on: the level falls by mem_b of each chunk as it is done.
+        back = 0.0
+        for i, s in enumerate(stages):
+            place[s] = i
+            stage = instance.stages[s]
+            split = max(stage.growth + stage.peak_b, stage.mem_w - stage.mem_b + stage.peak_w)
+            own = min(split, stage.peak_fused) if stage.t_bw is not None else split
+            back = max(own, back - stage.mem_b)
+            need_backward[s] = back
+        ahead = back
+        for s in reversed(stages):
+            need_forward[s] = ahead  # F of s done: what the rest of the way needs
+            stage = instance.stages[s]
+            ahead = max(stage.mem_b + stage.peak_f, stage.mem_b + ahead)
+    return Arrays(
+        m=instance.num_microbatches,
+        device=np.array([stage.device for stage in instance.stages]),
+        time=time,
+        hop=hop,
+        acquire=effects[0],
+        transient=effects[1],
+        release=effects[2],
+        can_fuse=~np.isnan(time[:, 3]),
+        room=room,
+        chunks=chunks,
+        count=np.array([len(stages) for stages in held]),
+        place=place,
+        need_forward=need_forward,
+        need_backward=need_backward,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """What the list scheduler may be told. Shapes (S,) and (p,).
+
+    Attributes
+    ----------
+    limit : most micro-batches in flight between F and B of a stage, beside the memory cap
+    backlog : pending W of a stage from which on W goes before F
+    fuse : run BW instead of B and W on a stage
+    patience_f, patience_w : how far an F or W may delay a B that is known to arrive, as a share of the
+        F's or W's own duration (0: not at all, 1: fully)
+    depth_first : prefer the later chunk among the F's of a device (else the earlier)
+    """
+
+    limit: IntArray
+    backlog: IntArray
+    fuse: NDArray[np.bool_]
+    patience_f: FloatArray
+    patience_w: FloatArray
+    depth_first: NDArray[np.bool_]
+
+
+def run_policy(
+    m: int,
+    device: Any,
+    time: Any,
+    hop: Any,
+    acquire: Any,
+    transient: Any,
+    release: Any,
+    room: Any,
+    chunks: Any,
+    count: Any,
+    need_forward: Any,
+    need_backward: Any,
+    limit: Any,
+    backlog: Any,
+    fuse: Any,
+    patience_f: Any,
+    patience_w: Any,
+    depth_first: Any,
+    out: Any,
+    out_length: Any,
+) -> tuple[float, float]:
+    """Run one policy; fills ``out[d, i] = 4 * stage + kind`` and returns (makespan, span of earliest starts).
+
+    ``out`` has shape (p, 3 * m * chunks per device).
+    """
+    S = device.shape[0]
+    p = room.shape[0]
+    done_f = np.zeros(S, dtype=np.int64)
+    done_b = np.zeros(S, dtype=np.int64)
+    done_w = np.zeros(S, dtype=np.int64)
+    end_f = np.zeros((S, m))
+    end_b = np.zeros((S, m))
+    free = np.zeros(p)
+    first = np.full(p, -1.0)
+    level = np.zeros(p)
+    choice = np.full(p, -1, dtype=np.int64)
+    start = np.full(p, np.inf)
+    stale = np.ones(p, dtype=np.bool_)
+    out_length[:] = 0
+    remaining = 0
+    for s in range(S):
+        remaining += m * (2 if fuse[s] else 3)
+
+    while remaining > 0:
+        for d in range(p):
+            if not stale[d]:
+                continue
+            stale[d] = False
+            choice[d] = -1
+            start[d] = np.inf
+            now = free[d]
+            # --- arrivals: earliest B, and the best F whose memory and limit allow it -----------------
+            b_time, b_stage = np.inf, -1
+            f_time, f_stage = np.inf, -1
+            w_stage, w_most = -1, -1
+            crowded = False
+            for i in range(count[d]):
+                s = chunks[d, i]
+                j = done_b[s]
+                if j < done_f[s] and (s == S - 1 or j < done_b[s + 1]):
+                    ready = end_f[s, j]
+                    if s < S - 1:
+                        ready = max(ready, end_b[s + 1, j] + hop[s])
+                    ready = max(ready, now)
+                    code = 3 if fuse[s] else 1
+                    fits = level[d] + acquire[s, code] + transient[s, code] <= room[d]
+                    if fits and not fuse[s]:
+                        # The W that follows must be able to run.
+                        after = level[d] + acquire[s, 1] - release[s, 1]
+                        fits = after + transient[s, 2] <= room[d]
+                    # Ready at the same time: the later stage first, its result travels further.
+                    if fits and ready <= b_time:
+                        b_time, b_stage = ready, s
+                if not fuse[s]:
+                    pending = done_b[s] - done_w[s]
+                    if pending > 0:
+                        if pending > w_most:
+                            w_stage, w_most = s, pending
+                        if pending >= backlog[s]:
+                            crowded = True
+            for i in range(count[d]):
+                s = chunks[d, i]
+                j = done_f[s]
+                if j >= m or (s > 0 and j >= done_f[s - 1]) or j - done_b[s] >= limit[s]:
+                    continue
+                ready = now
+                if s > 0:
+                    ready = max(ready, end_f[s - 1, j] + hop[s - 1])
+                better = ready < f_time or (ready == f_time and depth_first[d])
+                if not better:
+                    continue
+                if level[d] + acquire[s, 0] + transient[s, 0] > room[d]:
+                    continue
+                # --- banker's check: after this F, can every micro-batch here be finished in turn? -----
+                avail = room[d] - level[d] - acquire[s, 0]
+                last = chunks[d, count[d] - 1]
+                head = chunks[d, 0]
+                safe = True
+                for k in range(count[d]):
+                    q = chunks[d, k]
+                    if not fuse[q] and done_b[q] > done_w[q]:
+                        if transient[q, 2] > avail:
+                            safe = False
+                        avail += (done_b[q] - done_w[q]) * release[q, 2]
+                if safe:
+                    newest = done_f[head] + (1 if s == head else 0)
+                    for b in range(done_b[head], newest):
+                        held = 0.0
+                        back = -1  # first chunk still to go back through
+                        ahead = -1  # last chunk whose F is done
+                        for k in range(count[d]):
+                            q = chunks[d, k]
+                            has_f = b < done_f[q] or (q == s and b == j)
+                            if has_f and b >= done_b[q]:
+                                held += acquire[q, 0]
+                                back = q
+                            if has_f:
+                                ahead = q
+                        need = need_backward[back] if ahead == last else need_forward[ahead]
+                        if need > avail:
+                            safe = False
+                            break
+                        avail += held
+                if safe:
+                    f_time, f_stage = ready, s
+            # --- decide ---------------------------------------------------------------------------------
+            take, when = -1, np.inf
+            if b_stage >= 0 and b_time <= now:
+                take, when = 4 * b_stage + (3 if fuse[b_stage] else 1), now
+            else:
+                if f_stage >= 0 and not (crowded and w_stage >= 0):
+                    if b_time >= f_time + (1.0 - patience_f[d]) * time[f_stage, 0]:
+                        take, when = 4 * f_stage, f_time
+                if take < 0 and b_stage >= 0:
+                    take, when = 4 * b_stage + (3 if fuse[b_stage] else 1), b_time
+                if w_stage >= 0:
+                    room_for_w = now + (1.0 - patience_w[d]) * time[w_stage, 2]
+                    if take < 0 or when >= room_for_w or crowded and take % 4 == 0:
+                        take, when = 4 * w_stage + 2, now
+            choice[d] = take
+            start[d] = when
+        # --- the device that starts first commits ---------------------------------------------------------
+        best = 0
+        for d in range(1, p):
+            if start[d] < start[best]:
+                best = d
+        d = best
+        if choice[d] < 0:
+            return np.inf, np.inf  # nothing can start: the policy's fusing does not fit in memory
+        s, kind = choice[d] // 4, choice[d] % 4
+        end = start[d] + time[s, kind]
+        if first[d] < 0:
+            first[d] = start[d]
+        level[d] += acquire[s, kind] - release[s, kind]
+        free[d] = end
+        out[d, out_length[d]] = choice[d]
+        out_length[d] += 1
+        remaining -= 1
+        stale[d] = True
+        if kind == 0:
+            end_f[s, done_f[s]] = end
+            done_f[s] += 1
+            if s + 1 < S:
+                stale[device[s + 1]] = True
+        elif kind == 2:
+            done_w[s] += 1
+        else:
+            end_b[s, done_b[s]] = end
+            done_b[s] += 1
+            if s > 0:
+                stale[device[s - 1]] = True
+    return free.max() - 0.0, (free - first).max()
+
+
+def decode(codes: Any, lengths: Any) -> tuple[tuple[Task, ...], ...]:
+    """Device orders from ``out`` and ``out_length`` of :func:`run_policy`: micro-batches are taken in order."""
+    orders = []
+    next_of: dict[tuple[int, int], int] = {}
+    for row, length in zip(codes.tolist(), lengths.tolist(), strict=True):
+        order = []
+        for code in row[:length]:
+            s, kind = divmod(code, 4)
+            # B and BW of a stage share one count: they are the same micro-batches' backward.
+            key = (s, 1 if kind == 3 else kind)
+            j = next_of.get(key, 0)
+            next_of[key] = j + 1
+            order.append(Task(KINDS[kind], s, j))
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def encode(orders: tuple[tuple[Task, ...], ...]) -> list[list[int]]:
+    """Codes ``4 * stage + kind`` of device orders whose micro-batches run in order."""
+    return [[4 * task.stage + CODES[task.kind] for task in order] for order in orders]
+
+
+def serial_orders(instance: Instance) -> tuple[tuple[Task, ...], ...]:
+    """One micro-batch at a time through the whole pipeline: the least memory, the longest step."""
+    programs = [serial_program(instance, d)[1] for d in range(instance.num_devices)]
+    return tuple(
+        tuple(Task(kind, s, j) for j in range(instance.num_microbatches) for kind, s in program)
+        for program in programs
+    )
+
+
+def preset(
+    instance: Instance,
+    *,
+    limit: int | None = None,
+    backlog: int | None = None,
+    fuse: bool = False,
+    patience_f: float = 0.0,
+    patience_w: float = 0.0,
+    depth_first: bool = True,
+) -> Policy:
+    """A policy that treats every stage and device alike."""
+    S, p, m = instance.num_stages, instance.num_devices, instance.num_microbatches
+    can_fuse = np.array([stage.t_bw is not None for stage in instance.stages])
+    return Policy(
+        limit=np.full(S, m if limit is None else limit),
+        backlog=np.full(S, m + 1 if backlog is None else backlog),
+        fuse=can_fuse & fuse,
+        patience_f=np.full(p, patience_f),
+        patience_w=np.full(p, patience_w),
+        depth_first=np.full(p, depth_first),
+    )
+
+
+class ListScheduler:
+    """Runs policies on one instance, reusing its arrays. ``compiled`` switches to machine code."""
+
+    def __init__(self, instance: Instance, *, compiled: bool = False) -> None:
+        from zbsolve.compiled import compile_loop
+
+        self.instance = instance
+        self.arrays = to_arrays(instance)
+        self._run = compile_loop(run_policy) if compiled else run_policy
+        width = 3 * instance.num_microbatches * int(self.arrays.count.max())
+        self.codes = np.zeros((instance.num_devices, width), dtype=np.int64)
+        self.lengths = np.zeros(instance.num_devices, dtype=np.int64)
+
+    def run(self, policy: Policy) -> tuple[float, float]:
+        """(makespan, span) of a policy at earliest starts; the orders stay in ``codes`` and ``lengths``.
+
+        Infinite when the policy cannot run within memory.
+        """
+        a = self.arrays
+        return self._run(
+            a.m,
+            a.device,
+            a.time,
+            a.hop,
+            a.acquire,
+            a.transient,
+            a.release,
+            a.room,
+            a.chunks,
+            a.count,
+            a.need_forward,
+            a.need_backward,
+            policy.limit,
+            policy.backlog,
+            policy.fuse,
+            policy.patience_f,
+            policy.patience_w,
+            policy.depth_first,
+            self.codes,
+            self.lengths,
+        )
+
+    def orders(self) -> tuple[tuple[Task, ...], ...]:
+        """Device orders of the last run."""
+        return decode(self.codes, self.lengths)
