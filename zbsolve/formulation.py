@@ -17,6 +17,7 @@ from functools import cached_property
 from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.schedule import check
 from zbsolve.simulator import simulate_for
 
 Orders = tuple[tuple[Task, ...], ...]
@@ -58,3 +59,207 @@ class FormulationResult:
     solver: str
     version: str
     seconds: float
+
+
+# --- common steps of every formulation ---------------------------------------------------------
+
+
+def canonical(instance: Instance, orders: Sequence[Sequence[Task]]) -> Orders:
+    """The same orders with the micro-batches of every stage renamed so that they come in order.
+
+    Micro-batches are identical, so renaming changes neither memory nor any end time for the worse: the
+    k-th F, the k-th backward (B or BW) and the W of the k-th B of a stage go to its k-th micro-batch.
+    """
+    renamed: list[tuple[Task, ...]] = []
+    for order in orders:
+        forwards = [0] * instance.num_stages
+        backwards = [0] * instance.num_stages
+        split: list[list[int]] = [[] for _ in range(instance.num_stages)]
+        weights = [0] * instance.num_stages
+        device_order = []
+        for kind, s, _ in order:
+            if kind is F:
+                j = forwards[s]
+                forwards[s] += 1
+            elif kind is W:
+                j = split[s][weights[s]]
+                weights[s] += 1
+            else:
+                j = backwards[s]
+                backwards[s] += 1
+                if kind is B:
+                    split[s].append(j)
+            device_order.append(Task(kind, s, j))
+        renamed.append(tuple(device_order))
+    return tuple(renamed)
+
+
+def round_trip(instance: Instance) -> list[float]:
+    """Per stage, least time from the end of a micro-batch's F to the start of its backward. Shape (S,)."""
+    result = [0.0] * instance.num_stages
+    for s in range(instance.num_stages - 2, -1, -1):
+        later = instance.stages[s + 1]
+        backward = later.t_b if later.t_bw is None else min(later.t_b, later.t_bw)
+        result[s] = 2 * instance.hop(s) + later.t_f + result[s + 1] + backward
+    return result
+
+
+def serial_length(instance: Instance) -> float:
+    """Cost of running one micro-batch after the other, every task and every hop: above any optimum."""
+    once = 2 * sum(instance.hop(s) for s in range(instance.num_stages - 1))
+    for stage in instance.stages:
+        once += stage.t_f + max(stage.t_b + stage.t_w, stage.t_bw or 0.0)
+    return instance.num_microbatches * once
+
+
+def conclude(
+    instance: Instance,
+    objective: str,
+    *,
+    found: Sequence[Sequence[Sequence[Task]]],
+    bound: float | None,
+    infeasible: bool,
+    native_status: str,
+    solver: str,
+    version: str,
+    seconds: float,
+) -> FormulationResult:
+    """Judge what a solver left: keep the best valid orders by their true cost, and say what is proven.
+
+    ``found`` holds candidate orders, the warm start among them. Each is re-timed on the unrounded
+    instance and re-checked, so a solver that lies costs an answer, never a wrong one.
+    """
+    best: Orders | None = None
+    best_cost = math.inf
+    for orders in found:
+        schedule = simulate_for(instance, orders, objective)
+        cost = schedule.cost(objective)
+        if cost < best_cost and not check(instance, schedule):
+            best, best_cost = schedule.orders, cost
+    if best is not None:
+        proven = bound is not None and best_cost - bound <= OPTIMAL_GAP * best_cost
+        status = Status.OPTIMAL if proven else Status.FEASIBLE
+        bound = None if bound is None else min(bound, best_cost)
+    else:
+        status = Status.INFEASIBLE if infeasible else Status.UNKNOWN
+    return FormulationResult(status, best, bound, native_status, solver, version, seconds)
+
+
+# --- ticks -------------------------------------------------------------------------------------
+
+# Whole ticks up to these horizons: exact where durations are commensurable, else fine enough that a path
+# of a thousand tasks loses less than OPTIMAL_GAP. CP-SAT multiplies ticks by memory in 64 bits.
+EXACT_HORIZON = 2**40
+ROUNDED_HORIZON = 2**32
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Durations in whole ticks, rounded down, and the way back.
+
+    A zero-length task has no place of its own on an integer clock, although its place among the tasks of
+    its instant decides what memory it frees first. So the model's clock is finer than the tick:
+    ``fine`` clock steps make one tick and a zero-length task takes one step. At most ``zeros`` such tasks
+    lie on a path, fewer than ``fine``: a cost of T ticks is exactly a window of at most
+    ``T * fine + zeros`` steps. (For the span a cycle of up to p windows counts, hence ``fine > p * zeros``.)
+
+    Attributes
+    ----------
+    tick : Fraction
+        Length of one tick in the instance's time unit.
+    exact : bool
+        No duration lost anything to rounding.
+    integral : bool
+        The optimum of the rounded durations is a whole number of ticks. A least span is a cycle mean over
+        at most p devices, so the tick is divided by lcm(1..p) where that leaves the clock short enough.
+    fine, zeros : int
+        Steps a tick, and how many tasks may take a single step.
+    instance : Instance
+        The instance with every duration and hop counted in clock steps (for re-timing on that clock).
+    """
+
+    tick: Fraction
+    exact: bool
+    integral: bool
+    fine: int
+    zeros: int
+    instance: Instance
+
+    def steps(self, kind: TaskKind, stage: int) -> int:
+        """Duration of a task in clock steps."""
+        return int(duration(self.instance, kind, stage))
+
+    def hop_steps(self, boundary: int) -> int:
+        """Hop latency in clock steps."""
+        return int(self.instance.hop(boundary))
+
+    @cached_property
+    def horizon(self) -> int:
+        """Ticks of the serial schedule, rounded up: no optimum is above it."""
+        return math.ceil(serial_length(self.instance) / self.fine)
+
+    def cost_of(self, window_steps: float) -> int:
+        """Whole ticks of a window given in clock steps (the least cost that allows it)."""
+        return max(0, -((self.zeros - round(window_steps)) // self.fine))
+
+    def to_bound(self, ticks: float) -> float:
+        """Lower bound in the time unit from a solver's bound on the whole number of ticks."""
+        whole = math.ceil(ticks - 1e-6)
+        return max(0.0, float(self.tick * (whole if self.integral else whole - 1)))
+
+    def from_bound(self, bound: float) -> int:
+        """Whole ticks that a lower bound given in the time unit allows the model to start from."""
+        value = Fraction(max(0.0, bound)) / self.tick
+        if self.exact and self.integral:  # the optimum is whole: round up, but for float noise
+            return math.ceil(value * (1 - Fraction(1, 10**10)))
+        return math.floor(value)
+
+
+def make_ticks(instance: Instance, objective: str) -> Ticks:
+    """Choose the tick (see :class:`Ticks`): exact where durations are commensurable, else rounding down."""
+    p, m = instance.num_devices, instance.num_microbatches
+    lengths = {
+        (kind, s): Fraction(repr(duration(instance, kind, s)))
+        for s, stage in enumerate(instance.stages)
+        for kind in TaskKind
+        if kind is not BW or stage.t_bw is not None
+    }
+    hops = [Fraction(repr(instance.hop(s))) for s in range(instance.num_stages - 1)]
+    positive = [value for value in (*lengths.values(), *hops) if value > 0]
+    serial = Fraction(serial_length(instance)) or Fraction(1)
+    common = math.lcm(*(value.denominator for value in positive))
+    divisor = Fraction(math.gcd(*(int(value * common) for value in positive)) or 1, common)
+    means = math.lcm(*range(1, p + 1)) if objective == "span" else 1
+
+    zeros = sum(m for value in lengths.values() if value == 0)
+    while True:
+        fine = 1 if zeros == 0 else (p if objective == "span" else 1) * zeros + 1
+        exact = serial / divisor * fine <= EXACT_HORIZON
+        if exact:
+            integral = serial / divisor * means * fine <= EXACT_HORIZON
+            # Without whole means one unit of the last place is lost: make that place small.
+            places = means if integral else 2 ** int(math.log2(EXACT_HORIZON / (serial / divisor * fine)))
+            tick = divisor / places
+        else:
+            integral = objective != "span"
+            tick = serial * fine / ROUNDED_HORIZON
+        counted = sum(m for value in lengths.values() if value < tick)
+        if counted <= zeros:
+            break
+        zeros = counted  # the tick is so coarse that short tasks vanish: they need a step as well
+
+    def steps(value: Fraction) -> float:
+        return float(math.floor(value / tick) * fine)
+
+    stages = []
+    for s, stage in enumerate(instance.stages):
+        changes = {
+            field: steps(lengths[kind, s]) or 1.0
+            for kind, field in ((F, "t_f"), (B, "t_b"), (W, "t_w"), (BW, "t_bw"))
+            if (kind, s) in lengths
+        }
+        stages.append(stage.model_copy(update=changes))
+    clock = instance.model_copy(
+        update={"stages": tuple(stages), "t_comm": tuple(steps(value) for value in hops) if hops else 0.0}
+    )
+    return Ticks(tick, exact, integral, fine, zeros, clock)

@@ -1,0 +1,597 @@
+"""The exact model for CP-SAT: intervals on an integer clock.
+
+Models every rule of the design's "What a schedule means": hops, one task at a time, memory with growth and
+transients, zero-length tasks, fused or split backward. Times are whole clock steps
+(:class:`zbsolve.formulation.Ticks`). Memory is counted in whole units, exact where the amounts are
+commensurable and else rounded down: a bound stays valid, and what rounding lets through by less than a
+millionth of a cap is rejected when the orders are re-checked. It does not model F&B pairs.
+
+The only module that imports ortools.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from zbsolve.formulation import (
+    FormulationResult,
+    Orders,
+    Ticks,
+    canonical,
+    conclude,
+    make_ticks,
+    round_trip,
+)
+from zbsolve.graph import BW, B, F, Task, W
+from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.schedule import Schedule
+from zbsolve.simulator import simulate_for
+
+log = logging.getLogger(__name__)
+
+SOLVER = "cpsat"
+
+# CP-SAT refuses cumulative constraints whose sizes times demands may leave 64 bits.
+ENERGY_BITS = 61
+MEMORY_BITS = 30
+
+# Deterministic mode must not end by the clock on the wall; this many times the limit is the emergency stop.
+DETERMINISTIC_WALL_FACTOR = 20.0
+
+
+class _OutOfTimeError(Exception):
+    """The time limit passed while the model was still being built."""
+
+
+@dataclass
+class _Backward:
+    """Variables of the whole backward of one stage and micro-batch, split or fused.
+
+    ``start`` and ``end`` are those of B or BW, ``released`` is when all its memory is free; ``fused``
+    and its negation ``split`` choose BW (None where the stage has no t_bw).
+    """
+
+    start: cp_model.IntVar
+    end: cp_model.LinearExpr
+    w_start: cp_model.IntVar
+    released: cp_model.LinearExpr
+    split: cp_model.LiteralT | None = None
+    fused: cp_model.IntVar | None = None
+
+
+@dataclass
+class CpSatModel:
+    """One instance as a CP-SAT model, one method per constraint family.
+
+    Parameters
+    ----------
+    instance, objective
+        What to solve; ``objective`` is ``makespan`` or ``span``.
+    incumbent : orders, optional
+        Canonical orders of a valid schedule: hint, upper bound, and the order of what is not free.
+    free : frozenset of Task, optional
+        Tasks whose place on their device is open (both B, W and BW where the choice is open). All others
+        keep their order in the incumbent among themselves. None: everything is free.
+    lower_bound : float
+        Proven bound in the time unit.
+    deadline : float
+        ``time.monotonic()`` at which building gives up.
+    """
+
+    instance: Instance
+    objective: str
+    incumbent: Orders | None = None
+    free: frozenset[Task] | None = None
+    lower_bound: float = 0.0
+    deadline: float = math.inf
+    ticks: Ticks = field(init=False)
+    model: cp_model.CpModel = field(init=False, default_factory=cp_model.CpModel)
+    cost: cp_model.IntVar = field(init=False)
+    forward: dict[tuple[int, int], cp_model.IntVar] = field(init=False, default_factory=dict)
+    backward: dict[tuple[int, int], _Backward] = field(init=False, default_factory=dict)
+    intervals: dict[Task, cp_model.IntervalVar] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.free is not None and self.incumbent is None:
+            raise ValueError("free tasks need an incumbent that orders the others")
+        self.ticks = make_ticks(self.instance, self.objective)
+        self._round_trip = [int(value) for value in round_trip(self.ticks.instance)]
+        self._clock = (
+            None
+            if self.incumbent is None
+            else simulate_for(self.ticks.instance, self.incumbent, self.objective)
+        )
+        self.upper = self.ticks.horizon
+        if self._clock is not None:
+            self.upper = min(self.upper, self.ticks.cost_of(self._clock.cost(self.objective)))
+        for add in (
+            self.add_cost,
+            self.add_start_variables,
+            self.add_one_task_per_device,
+            self.add_precedences,
+            self.add_microbatch_order,
+            self.add_memory,
+            self.add_objective,
+            self.add_redundant_bounds,
+            self.keep_incumbent_order,
+            self.add_hint,
+        ):
+            add()
+            self._check_time()
+
+    # --- variables -----------------------------------------------------------------------------
+
+    def add_cost(self) -> None:
+        """The cost in ticks, between the proven bound and the incumbent."""
+        lower = min(self.ticks.from_bound(self.lower_bound), self.upper)
+        self.cost = self.model.new_int_var(lower, self.upper, "cost")
+
+    def add_start_variables(self) -> None:
+        """Starts on the clock, an interval a task, and which backwards are fused.
+
+        The first F of stage 0 starts at 0: everything else waits for it. In the span every device's window
+        meets device 0's (it holds what lies between an F and its B upstream), so twice the span holds all.
+        """
+        window = self.upper * self.ticks.fine + self.ticks.zeros
+        end = window if self.objective == "makespan" else 2 * window
+        new = self.model.new_int_var
+        for s, stage in enumerate(self.instance.stages):
+            self._check_time()
+            f, b, w = (self.ticks.steps(kind, s) for kind in (F, B, W))
+            for j in range(self.instance.num_microbatches):
+                start = new(0, 0 if s == j == 0 else end, f"F{s}.{j}")
+                self.forward[s, j] = start
+                self.intervals[Task(F, s, j)] = self.model.new_fixed_size_interval_var(start, f, f"F{s}.{j}")
+                b_start, w_start = new(0, end, f"B{s}.{j}"), new(0, end, f"W{s}.{j}")
+                if stage.t_bw is None:
+                    self.intervals[Task(B, s, j)] = self.model.new_fixed_size_interval_var(
+                        b_start, b, f"B{s}.{j}"
+                    )
+                    self.intervals[Task(W, s, j)] = self.model.new_fixed_size_interval_var(
+                        w_start, w, f"W{s}.{j}"
+                    )
+                    self.backward[s, j] = _Backward(b_start, b_start + b, w_start, w_start + w)
+                else:
+                    self._add_alternative(s, j, b_start, w_start, end)
+
+    def _add_alternative(
+        self, s: int, j: int, start: cp_model.IntVar, w_start: cp_model.IntVar, horizon: int
+    ) -> None:
+        """Either B and W, or BW. A void W ends with BW, so that "released" means the same for both."""
+        b, w, bw = (self.ticks.steps(kind, s) for kind in (B, W, BW))
+        model = self.model
+        fused = model.new_bool_var(f"fused{s}.{j}")
+        split = fused.negated()
+        end = start + b + (bw - b) * fused
+        released = model.new_int_var(0, horizon, f"released{s}.{j}")
+        model.add(released == w_start + w).only_enforce_if(split)
+        model.add(w_start == end).only_enforce_if(fused)
+        model.add(released == end).only_enforce_if(fused)
+        optional = model.new_optional_fixed_size_interval_var
+        self.intervals[Task(B, s, j)] = optional(start, b, split, f"B{s}.{j}")
+        self.intervals[Task(W, s, j)] = optional(w_start, w, split, f"W{s}.{j}")
+        self.intervals[Task(BW, s, j)] = optional(start, bw, fused, f"BW{s}.{j}")
+        self.backward[s, j] = _Backward(start, end, w_start, released, split, fused)
+
+    # --- rules ---------------------------------------------------------------------------------
+
+    def add_one_task_per_device(self) -> None:
+        """No two tasks of a device at the same time."""
+        for device in range(self.instance.num_devices):
+            stages = self.instance.stages_on(device)
+            self.model.add_no_overlap(v for task, v in self.intervals.items() if task.stage in stages)
+
+    def add_precedences(self) -> None:
+        """F downstream and B upstream with hops, a backward after its own F, W after B."""
+        last = self.instance.num_stages - 1
+        for (s, j), back in self.backward.items():
+            start = self.forward[s, j]
+            f = self.ticks.steps(F, s)
+            self.model.add(back.start >= start + f + self._round_trip[s])
+            if s > 0:
+                before = self.forward[s - 1, j] + self.ticks.steps(F, s - 1) + self.ticks.hop_steps(s - 1)
+                self.model.add(start >= before)
+            if s < last:
+                self.model.add(back.start >= self.backward[s + 1, j].end + self.ticks.hop_steps(s))
+            self.model.add(back.w_start >= back.end)
+
+    def add_microbatch_order(self) -> None:
+        """Identical micro-batches come in order in each stage's F's, backwards, and W's."""
+        for s, stage in enumerate(self.instance.stages):
+            f = self.ticks.steps(F, s)
+            m = self.instance.num_microbatches
+            for i, j in pairwise(range(m)):
+                self.model.add(self.forward[s, j] >= self.forward[s, i] + f)
+                self.model.add(self.backward[s, j].start >= self.backward[s, i].end)
+            if stage.t_bw is None:
+                for i, j in pairwise(range(m)):
+                    self.model.add(self.backward[s, j].w_start >= self.backward[s, i].released)
+            else:
+                self._order_existing_weights(s)
+
+    def _order_existing_weights(self, s: int) -> None:
+        """Void W's take no part: a running maximum over the W's that exist orders them."""
+        reached = self.model.new_constant(0)
+        for j in range(self._m):
+            back = self.backward[s, j]
+            following = self.model.new_int_var(0, self._latest, f"w_reached{s}.{j}")
+            self.model.add(following >= reached)
+            if back.split is not None:
+                self.model.add(back.w_start >= reached).only_enforce_if(back.split)
+                self.model.add(following >= back.released).only_enforce_if(back.split)
+            reached = following
+
+    def add_memory(self) -> None:
+        """Held memory and transients within each finite cap: one cumulative a device.
+
+        Nested holdings instead of consecutive ones: with mem_w <= mem_b, mem_w is held from F to the release
+        and the rest from F to B's end; with mem_w > mem_b, mem_b from F to the release and the growth from
+        B's start to the release (split only).
+        """
+        for device in range(self.instance.num_devices):
+            if self.instance.cap(device) == math.inf:
+                continue
+            self._check_time()
+            stages = self.instance.stages_on(device)
+            units = _memory_units(self.instance, device, self._demand_bits(len(stages)))
+            intervals: list[cp_model.IntervalVar] = []
+            demands: list[int] = []
+
+            def hold(interval: cp_model.IntervalVar, amount: int, into: Any = (intervals, demands)) -> None:
+                if amount > 0:
+                    into[0].append(interval)
+                    into[1].append(amount)
+
+            for s in stages:
+                mem_b, mem_w, *peaks = units.stages[s]
+                for j in range(self.instance.num_microbatches):
+                    start, back = self.forward[s, j], self.backward[s, j]
+                    shortest = self.ticks.steps(F, s) + self._round_trip[s]
+                    both, rest = min(mem_b, mem_w), abs(mem_b - mem_w)
+                    if both:
+                        hold(self._span_of(start, back.released, shortest, f"held{s}.{j}"), both)
+                    if mem_b > mem_w:
+                        hold(self._span_of(start, back.end, shortest, f"freed{s}.{j}"), rest)
+                    elif mem_w > mem_b:
+                        hold(self._span_of(back.start, back.released, 0, f"grown{s}.{j}", back.split), rest)
+                    for kind, peak in zip((F, B, W, BW), peaks, strict=True):
+                        interval = self.intervals.get(Task(kind, s, j))
+                        if interval is not None:
+                            hold(interval, peak)
+            self.model.add_cumulative(intervals, demands, units.capacity)
+            self._add_memory_precedences(device)
+
+    def _span_of(
+        self,
+        start: cp_model.LinearExprT,
+        end: cp_model.LinearExprT,
+        shortest: int,
+        name: str,
+        present: cp_model.LiteralT | None = None,
+    ) -> cp_model.IntervalVar:
+        size = self.model.new_int_var(shortest, self._latest, name)
+        if present is None:
+            return self.model.new_interval_var(start, size, end, name)
+        return self.model.new_optional_interval_var(start, size, end, present, name)
+
+    def _add_memory_precedences(self, device: int) -> None:
+        """If only k micro-batches of a stage fit at once, F j waits until micro-batch j - k is gone.
+
+        Implied by the cumulative, but as a precedence it takes part in every longest path.
+        """
+        for s in self.instance.stages_on(device):
+            stage = self.instance.stages[s]
+            k_b = self._most_held(device, stage.mem_b, stage.mem_b + stage.peak_f)
+            k_w = self._most_held(device, min(stage.mem_b, stage.mem_w), stage.mem_b + stage.peak_f)
+            for j in range(self.instance.num_microbatches):
+                if k_b is not None and j >= k_b:
+                    self.model.add(self.forward[s, j] >= self.backward[s, j - k_b].end)
+                if stage.t_bw is None and k_w is not None and j >= k_w:
+                    self.model.add(self.forward[s, j] >= self.backward[s, j - k_w].released)
+
+    def _most_held(self, device: int, each: float, newest: float) -> int | None:
+        """How many micro-batches of a stage fit when one of them holds ``newest``; None: no limit.
+
+        0 never comes back for a device that can run at all, and then the model is infeasible anyway.
+        """
+        m = self.instance.num_microbatches
+        static = self.instance.static(device)
+        count = next((k for k in range(m) if not self.instance.fits(device, static + newest + k * each)), m)
+        return None if count in (0, m) else count
+
+    # --- objective and what helps to prove it --------------------------------------------------
+
+    def add_objective(self) -> None:
+        """Cost bounds every end (makespan) or every device's window (span)."""
+        for device in range(self.instance.num_devices):
+            stages = self.instance.stages_on(device)
+            limit = self.cost * self.ticks.fine + self.ticks.zeros
+            if self.objective == "span":
+                # The first task is an F of micro-batch 0 of the first stage: all others there wait for it.
+                limit = limit + self.forward[stages[0], 0]
+            for s in stages:
+                # Fused backwards are not released in order, so each one counts.
+                fusible = self.instance.stages[s].t_bw is not None
+                for j in range(0 if fusible else self._m - 1, self._m):
+                    self.model.add(self.backward[s, j].released <= limit)
+        self.model.minimize(self.cost)
+
+    def add_redundant_bounds(self) -> None:
+        """A device's work fits into the cost, for the makespan after the device's earliest start."""
+        limit = self.cost * self.ticks.fine + self.ticks.zeros
+        heads = [0]
+        for s in range(self.instance.num_stages - 1):
+            heads.append(heads[-1] + self.ticks.steps(F, s) + self.ticks.hop_steps(s))
+        for device in range(self.instance.num_devices):
+            stages = self.instance.stages_on(device)
+            work = heads[stages[0]] if self.objective == "makespan" else 0
+            saved = []
+            for s in stages:
+                f, b, w = (self.ticks.steps(kind, s) for kind in (F, B, W))
+                work += self._m * (f + b + w)
+                for j in range(self._m):
+                    fused = self.backward[s, j].fused
+                    if fused is not None:
+                        saved.append((b + w - self.ticks.steps(BW, s)) * fused)
+            self.model.add(cp_model.LinearExpr.sum(saved) >= work - limit)
+
+    def keep_incumbent_order(self) -> None:
+        """Tasks that are not free keep their relative order on the device, and their choice of fusing."""
+        if self.free is None or self.incumbent is None:
+            return
+        for order in self.incumbent:
+            kept = [task for task in order if task not in self.free]
+            for before, after in pairwise(kept):
+                self.model.add(self._start(after) >= self._start(before) + self.ticks.steps(*before[:2]))
+            for kind, s, j in kept:
+                fused = None if kind is F else self.backward[s, j].fused
+                if fused is not None:
+                    self.model.add(fused == (1 if kind is BW else 0))
+
+    def add_hint(self) -> None:
+        """Start from the incumbent's own clock times."""
+        if self._clock is None:
+            return
+        starts = {timed.task: round(timed.start) for timed in self._clock}
+        origin = starts[Task(F, 0, 0)]
+        hint = self.model.add_hint
+        for (s, j), back in self.backward.items():
+            hint(self.forward[s, j], starts[Task(F, s, j)] - origin)
+            fused = Task(BW, s, j) in starts
+            begin = starts[Task(BW if fused else B, s, j)] - origin
+            hint(back.start, begin)
+            end = begin + self.ticks.steps(BW if fused else B, s)
+            hint(back.w_start, end if fused else starts[Task(W, s, j)] - origin)
+            if back.fused is not None:
+                hint(back.fused, int(fused))
+        hint(self.cost, self.upper)
+
+    # --- answers -------------------------------------------------------------------------------
+
+    def orders(self, value: Callable[[cp_model.LinearExprT], int]) -> Orders:
+        """Per device, the tasks of a solution in execution order."""
+        placed: list[list[tuple[int, Task]]] = [[] for _ in range(self.instance.num_devices)]
+        for (s, j), back in self.backward.items():
+            program = placed[self.instance.stages[s].device]
+            program.append((value(self.forward[s, j]), Task(F, s, j)))
+            if back.fused is not None and value(back.fused):
+                program.append((value(back.start), Task(BW, s, j)))
+            else:
+                program.append((value(back.start), Task(B, s, j)))
+                program.append((value(back.w_start), Task(W, s, j)))
+        # Every task takes at least one step, so starts alone settle the order.
+        return tuple(tuple(task for _, task in sorted(program)) for program in placed)
+
+    def _start(self, task: Task) -> cp_model.IntVar:
+        kind, s, j = task
+        if kind is F:
+            return self.forward[s, j]
+        return self.backward[s, j].w_start if kind is W else self.backward[s, j].start
+
+    @property
+    def _m(self) -> int:
+        return self.instance.num_microbatches
+
+    @property
+    def _latest(self) -> int:
+        window = self.upper * self.ticks.fine + self.ticks.zeros
+        return window if self.objective == "makespan" else 2 * window
+
+    def _demand_bits(self, stages: int) -> int:
+        """Bits left for one demand when all sizes times demands of a device are summed."""
+        holdings = 6 * stages * self._m
+        return min(MEMORY_BITS, ENERGY_BITS - self._latest.bit_length() - holdings.bit_length())
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise _OutOfTimeError
+
+
+@dataclass(frozen=True)
+class _MemoryUnits:
+    """Memory of a device in whole units; per stage mem_b, mem_w, peak_f, peak_b, peak_w, peak_bw."""
+
+    capacity: int
+    stages: dict[int, tuple[int, ...]]
+
+
+def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
+    """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
+    cap = instance.cap(device)
+    room = Fraction(cap) + Fraction(MEMORY_RTOL) * max(1, Fraction(cap)) - Fraction(instance.static(device))
+    amounts = {
+        s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
+        for s in instance.stages_on(device)
+        for data in (instance.stages[s],)
+    }
+    positive = [value for row in amounts.values() for value in row if value > 0]
+    unit = max(room, Fraction(max(positive, default=1.0))) / 2**bits
+    # Decimal figures (27.7) and byte counts in MiB (x / 2**20) are both commensurable, in different ways.
+    readings: tuple[Callable[[float], Fraction], ...] = (Fraction, _decimal)
+    for read in readings:
+        exact = [read(value) for value in positive]
+        common = math.lcm(*(value.denominator for value in exact))
+        divisor = Fraction(math.gcd(*(int(value * common) for value in exact)) or 1, common)
+        if divisor >= unit:
+            return _MemoryUnits(
+                math.floor(room / divisor),
+                {s: tuple(int(read(value) / divisor) for value in row) for s, row in amounts.items()},
+            )
+    return _MemoryUnits(
+        math.floor(room / unit),
+        {s: tuple(math.floor(Fraction(value) / unit) for value in row) for s, row in amounts.items()},
+    )
+
+
+def _decimal(value: float) -> Fraction:
+    return Fraction(repr(value))
+
+
+# --- solving -----------------------------------------------------------------------------------
+
+
+def solve_cpsat(
+    instance: Instance,
+    objective: str,
+    *,
+    time_limit: float,
+    hint: Schedule | None = None,
+    free: frozenset[Task] | None = None,
+    lower_bound: float = 0.0,
+    seed: int = 0,
+    deterministic: bool = False,
+    workers: int = 2,
+    stop_at_gap: float = 0.0,
+    on_improvement: Callable[[Orders, float], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> FormulationResult:
+    """Solve with CP-SAT.
+
+    Parameters
+    ----------
+    objective : str
+        ``makespan`` or ``span``.
+    time_limit : float
+        Seconds, model building included. In deterministic mode: CP-SAT's deterministic seconds.
+    hint : Schedule, optional
+        A valid schedule; the answer is never worse.
+    free : frozenset of Task, optional
+        With ``hint``: only these tasks may move; the bound is then None, for it holds for the window alone.
+        Name tasks as in :func:`zbsolve.formulation.canonical` of the hint.
+    lower_bound : float
+        A proven lower bound in the time unit.
+    deterministic : bool
+        One worker and a deterministic limit: the same answer on every run.
+    stop_at_gap : float
+        Stop once (cost - bound) / cost is within this.
+    on_improvement : callable, optional
+        Called from the solver's thread with each better solution's orders and the bound so far.
+    should_stop : callable, optional
+        Polled a few times a second; True ends the search with what there is.
+
+    Returns
+    -------
+    FormulationResult
+        ``INFEASIBLE`` only when CP-SAT finished and proved it.
+    """
+    begun = time.monotonic()
+    warm = None if hint is None else canonical(instance, hint.orders)
+    candidates: list[Orders] = [] if warm is None else [warm]
+
+    def answer(bound: float | None, infeasible: bool, native: str) -> FormulationResult:
+        if free is not None:
+            bound = None
+        elif lower_bound > 0:
+            bound = max(lower_bound, bound or 0.0)
+        return conclude(
+            instance,
+            objective,
+            found=candidates,
+            bound=bound,
+            infeasible=infeasible and free is None,
+            native_status=native,
+            solver=SOLVER,
+            version=version("ortools"),
+            seconds=time.monotonic() - begun,
+        )
+
+    try:
+        built = CpSatModel(
+            instance, objective, warm, free, lower_bound, math.inf if deterministic else begun + time_limit
+        )
+    except _OutOfTimeError:
+        return answer(None, False, "time limit while building the model")
+
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.random_seed = seed
+    parameters.relative_gap_limit = stop_at_gap
+    if deterministic:
+        parameters.num_workers = 1
+        parameters.max_deterministic_time = time_limit
+        parameters.max_time_in_seconds = DETERMINISTIC_WALL_FACTOR * time_limit
+    else:
+        parameters.num_workers = workers
+        parameters.max_time_in_seconds = max(1e-3, begun + time_limit - time.monotonic())
+
+    callback = _Improvements(built, on_improvement) if on_improvement is not None else None
+    with _Stopper(solver, should_stop):
+        native = solver.solve(built.model, callback)
+    name = str(solver.status_name(native))
+    log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
+    if native == cp_model.MODEL_INVALID:
+        raise AssertionError(f"CP-SAT rejects the model: {built.model.validate()}")
+    if native in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        candidates.append(built.orders(solver.value))
+    bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
+    return answer(bound, native == cp_model.INFEASIBLE, name)
+
+
+class _Improvements(cp_model.CpSolverSolutionCallback):
+    """Hands each better solution on as orders, with the bound in the time unit."""
+
+    def __init__(self, built: CpSatModel, report: Callable[[Orders, float], None]) -> None:
+        super().__init__()
+        self._built = built
+        self._report = report
+
+    def on_solution_callback(self) -> None:
+        bound = self._built.ticks.to_bound(self.best_objective_bound)
+        self._report(self._built.orders(self.value), max(bound, self._built.lower_bound))
+
+
+class _Stopper:
+    """Polls ``should_stop`` in a thread while the solver runs."""
+
+    def __init__(self, solver: cp_model.CpSolver, should_stop: Callable[[], bool] | None) -> None:
+        self._solver = solver
+        self._should_stop = should_stop
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._should_stop is not None:
+            self._thread = threading.Thread(target=self._poll, daemon=True)
+            self._thread.start()
+
+    def _poll(self) -> None:
+        assert self._should_stop is not None
+        while not self._over.wait(0.05):
+            if self._should_stop():
+                self._solver.stop_search()  # lost when the search has not begun yet: asked again
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
