@@ -1,0 +1,396 @@
+"""What a run measured, and how it compares with what its plan predicted.
+
+A trace holds every compute op of every measured step on one clock common to all devices, in the
+instance's time unit. It tells three kinds of lost time apart: an op that took longer than planned, time
+blocked in a receive, and the rest of the bubble. It does not model why an op was slow, and it holds no
+events for messages: their time shows as the wait of the op that needs them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from zbsolve.errors import InputError
+from zbsolve.files import write_text_atomically
+from zbsolve.instance import Instance, raise_first, read_json
+from zbsolve.plan import Plan
+
+SCHEMA = "zbsolve.trace/1"
+
+ComputeOp = Literal["F", "B", "W", "BW"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Index = Annotated[int, Field(ge=0)]
+
+
+def _tuples(data: Any, *fields: str) -> Any:
+    # Strict mode takes only tuples for tuples, and JSON has only arrays.
+    if not isinstance(data, Mapping):
+        return data
+    return {k: tuple(v) if k in fields and isinstance(v, list) else v for k, v in data.items()}
+
+
+class _FileModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class Event(_FileModel):
+    """One compute op as it ran.
+
+    ``start`` and ``end`` are relative to the step's common zero. ``end`` includes the call that hands the
+    result to the transport. ``wait`` is the time blocked in a receive right before ``start``.
+    """
+
+    device: Index
+    op: ComputeOp
+    stage: Index
+    microbatch: Index
+    start: Finite
+    end: Finite
+    wait: NonNegative = 0.0
+
+    @property
+    def duration(self) -> float:
+        """Length of the op without its wait."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.op}{self.stage}.{self.microbatch}"
+
+
+class Step(_FileModel):
+    """One measured step: its ops, its makespan (first start to last end), its loss (null when emulated)."""
+
+    events: tuple[Event, ...]
+    makespan: NonNegative
+    loss: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_json_arrays(cls, data: Any) -> Any:
+        return _tuples(data, "events")
+
+
+class GradientCheck(_FileModel):
+    """Gradients of the first step against the unpipelined model.
+
+    ``equal`` allows the rounding of sums taken in another order (``tolerance``, relative to the largest
+    entry of the same gradient); ``bit_equal`` allows nothing. ``where`` names the worst parameter.
+    """
+
+    checked: bool
+    equal: bool
+    bit_equal: bool
+    worst_relative_difference: float
+    tolerance: float
+    where: str
+
+
+class Trace(_FileModel):
+    """Measured steps of one plan.
+
+    ``split`` names, per stage, how the backward was split ("deferred", "generic" or "emulated").
+    ``peak_memory`` is the highest memory per device at op boundaries, in the instance's memory unit:
+    static memory plus activations; null when nothing real was held.
+    """
+
+    schema_: Literal["zbsolve.trace/1"] = Field(default="zbsolve.trace/1", alias="schema")
+    plan_digest: str
+    mode: Literal["real", "emulated"]
+    hardware: str
+    backend: str
+    model: str
+    time_unit: str
+    memory_unit: str
+    split: tuple[str, ...]
+    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
+    peak_memory: tuple[float, ...] | None = None
+    gradients: GradientCheck | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_json_arrays(cls, data: Any) -> Any:
+        return _tuples(data, "split", "steps", "peak_memory")
+
+    @property
+    def losses(self) -> tuple[float | None, ...]:
+        """Loss of each step (mean over the whole batch)."""
+        return tuple(step.loss for step in self.steps)
+
+    @property
+    def makespan(self) -> float:
+        """Median measured makespan over the steps."""
+        return median(step.makespan for step in self.steps)
+
+    @property
+    def median_step(self) -> Step:
+        """The step whose makespan lies in the middle (the lower one of two): the one to draw."""
+        return sorted(self.steps, key=lambda step: step.makespan)[(len(self.steps) - 1) // 2]
+
+    def to_json(self) -> str:
+        """The trace file's text, one event a line."""
+        data = self.model_dump(mode="json", by_alias=True)
+        steps = data.pop("steps")
+        head = json.dumps(data, indent=1)[:-2]
+        blocks = [
+            f'  {{"makespan": {json.dumps(step["makespan"])}, "loss": {json.dumps(step["loss"])}, '
+            '"events": [\n' + ",\n".join("   " + json.dumps(event) for event in step["events"]) + "\n  ]}"
+            for step in steps
+        ]
+        return head + ',\n "steps": [\n' + ",\n".join(blocks) + "\n ]\n}\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace file, whole or not at all."""
+        write_text_atomically(path, self.to_json())
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read and validate a trace file."""
+    data = read_json(path)
+    if isinstance(data, dict) and "schema" not in data:
+        raise InputError(f'{path}: schema: missing: add "schema": "{SCHEMA}"')
+    try:
+        return Trace.model_validate(data)
+    except ValidationError as error:
+        raise_first(error, str(path))
+
+
+# --- predicted against measured ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """Durations of one op kind on one stage: planned, and the median and extremes measured."""
+
+    op: str
+    stage: int
+    device: int
+    predicted: float
+    measured: float
+    fastest: float
+    slowest: float
+    count: int
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted; 1 when both are zero, infinite when only the prediction is."""
+        if self.predicted > 0:
+            return self.measured / self.predicted
+        return 1.0 if self.measured <= 0 else float("inf")
+
+    @property
+    def where(self) -> str:
+        """The op's place in words."""
+        return f"{self.op} of stage {self.stage} on device {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """Where one device's share of the makespan went (medians over steps, in the instance's time unit).
+
+    ``busy`` + ``wait`` + ``other_idle`` is the makespan. ``slow`` is what ops took beyond the plan;
+    ``excess_wait`` is time in receives beyond the idle time that the plan has before those ops.
+    """
+
+    device: int
+    busy_predicted: float
+    busy: float
+    bubble_predicted: float
+    bubble: float
+    wait: float
+    excess_wait: float
+
+    @property
+    def slow(self) -> float:
+        """Busy time beyond the plan (negative when the ops were faster)."""
+        return self.busy - self.busy_predicted
+
+    @property
+    def other_idle(self) -> float:
+        """Bubble outside receives: after the last op, and between ops."""
+        return self.bubble - self.wait
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A plan's prediction beside what was measured. ``ratio`` is measured over predicted makespan."""
+
+    predicted_makespan: float
+    measured_makespan: float
+    steps: int
+    ops: tuple[OpRow, ...]
+    devices: tuple[DeviceRow, ...]
+    worst: OpRow
+    hops: tuple[float | None, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted makespan."""
+        if self.predicted_makespan > 0:
+            return self.measured_makespan / self.predicted_makespan
+        return 1.0 if self.measured_makespan <= 0 else float("inf")
+
+
+def compare(plan: Plan, trace: Trace) -> Comparison:
+    """Predicted against measured, op by op and device by device.
+
+    Raises
+    ------
+    InputError
+        When the trace was measured with another plan.
+    """
+    if trace.plan_digest != plan.digest():
+        raise InputError(
+            f"the trace belongs to another plan (digest {trace.plan_digest[:12]}, this plan has "
+            f"{plan.digest()[:12]}): give the plan that was run"
+        )
+    return compare_times(plan, trace)
+
+
+def compare_times(plan: Plan, trace: Trace) -> Comparison:
+    """Like :func:`compare`, for a plan with the same orders but other times (after recalibration).
+
+    Raises
+    ------
+    InputError
+        When the trace lacks an op of the plan or has one that the plan lacks.
+    """
+    planned = {(t.task.kind.value, t.task.stage, t.task.microbatch): t for t in plan.schedule()}
+    for number, step in enumerate(trace.steps):
+        ran = {(e.op, e.stage, e.microbatch) for e in step.events}
+        if ran != planned.keys() or len(step.events) != len(planned):
+            odd = sorted(ran ^ planned.keys())
+            name = "{}{}.{}".format(*odd[0]) if odd else "an op twice"
+            raise InputError(f"trace step {number} and plan differ in {name}: give the plan that was run")
+    durations = _durations(trace)
+    rows = []
+    for (op, stage), measured in sorted(durations.items(), key=lambda item: (item[0][1], item[0][0])):
+        timed = next(t for (o, s, _), t in planned.items() if (o, s) == (op, stage))
+        device = plan.instance.stages[stage].device
+        rows.append(
+            OpRow(
+                op,
+                stage,
+                device,
+                timed.end - timed.start,
+                median(measured),
+                min(measured),
+                max(measured),
+                len(measured),
+            )
+        )
+    # A ratio off 1 in either direction is a wrong prediction; planned zeros have no ratio to speak of.
+    judged = [row for row in rows if row.predicted > 0] or rows
+    worst = max(judged, key=lambda row: max(row.ratio, 1 / row.ratio if row.ratio > 0 else float("inf")))
+    return Comparison(
+        predicted_makespan=plan.makespan,
+        measured_makespan=trace.makespan,
+        steps=len(trace.steps),
+        ops=tuple(rows),
+        devices=tuple(_device_row(plan, trace, d) for d in range(plan.instance.num_devices)),
+        worst=worst,
+        hops=measured_hops(plan.instance, trace),
+    )
+
+
+def _durations(trace: Trace) -> dict[tuple[str, int], list[float]]:
+    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for step in trace.steps:
+        for event in step.events:
+            found[event.op, event.stage].append(event.duration)
+    return dict(found)
+
+
+def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
+    program = plan.schedule().devices[device]
+    planned_idle: dict[tuple[str, int, int], float] = {}
+    free = min((t.start for d in plan.schedule().devices for t in d), default=0.0)
+    for (kind, stage, microbatch), start, end in program:
+        planned_idle[kind.value, stage, microbatch] = start - free
+        free = end
+    busy, wait, excess, bubble = [], [], [], []
+    for step in trace.steps:
+        events = [event for event in step.events if event.device == device]
+        busy.append(sum(event.duration for event in events))
+        wait.append(sum(event.wait for event in events))
+        excess.append(
+            sum(
+                max(0.0, event.wait - planned_idle[event.op, event.stage, event.microbatch])
+                for event in events
+            )
+        )
+        bubble.append(step.makespan - busy[-1])
+    busy_predicted = sum(end - start for _, start, end in program)
+    return DeviceRow(
+        device=device,
+        busy_predicted=busy_predicted,
+        busy=median(busy),
+        bubble_predicted=plan.makespan - busy_predicted,
+        bubble=median(bubble),
+        wait=median(wait),
+        excess_wait=median(excess),
+    )
+
+
+def measured_hops(instance: Instance, trace: Trace) -> tuple[float | None, ...]:
+    """Median latency per boundary, from the ops that were already waiting when their input was sent.
+
+    An op that found its input there says nothing about the hop. None where no op waited, 0 where one
+    device holds both stages.
+    """
+    samples: dict[int, list[float]] = defaultdict(list)
+    for step in trace.steps:
+        ends = {
+            ("F" if e.op == "F" else "B", e.stage, e.microbatch): e.end for e in step.events if e.op != "W"
+        }
+        for event in step.events:
+            if event.op == "W":
+                continue
+            forward = event.op == "F"
+            source = event.stage - 1 if forward else event.stage + 1
+            sent = ends.get(("F" if forward else "B", source, event.microbatch))
+            if sent is not None and event.start - event.wait < sent:
+                samples[min(source, event.stage)].append(max(0.0, event.start - sent))
+    hops: list[float | None] = []
+    for boundary in range(instance.num_stages - 1):
+        if instance.stages[boundary].device == instance.stages[boundary + 1].device:
+            hops.append(0.0)
+        else:
+            hops.append(median(samples[boundary]) if samples[boundary] else None)
+    return tuple(hops)
+
+
+def recalibrate(instance: Instance, trace: Trace) -> Instance:
+    """The instance with times replaced by the medians measured in a trace, to re-time the same orders.
+
+    An op's measured length includes the call that sends its result. What the trace does not show (an op
+    kind that never ran, a hop that nobody waited for) keeps the instance's value.
+    """
+    durations = {key: median(values) for key, values in _durations(trace).items()}
+    stages = []
+    for index, stage in enumerate(instance.stages):
+        changes = {
+            field: durations[op, index]
+            for op, field in (("F", "t_f"), ("B", "t_b"), ("W", "t_w"), ("BW", "t_bw"))
+            if (op, index) in durations
+        }
+        stages.append(stage.model_copy(update=changes))
+    hops = [
+        hop if hop is not None else instance.hop(boundary)
+        for boundary, hop in enumerate(measured_hops(instance, trace))
+    ]
+    return instance.with_changes(stages=stages, t_comm=hops)
+
+
+def step_makespan(events: Iterable[Event]) -> float:
+    """First start to last end of the ops of one step."""
+    events = tuple(events)
+    return max(e.end for e in events) - min(e.start for e in events) if events else 0.0
