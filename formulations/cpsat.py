@@ -31,6 +31,7 @@ from zbsolve.formulation import (
     canonical,
     conclude,
     make_ticks,
+    memory_precedences,
     round_trip,
 )
 from zbsolve.graph import BW, B, F, Task, W
@@ -270,7 +271,7 @@ class CpSatModel:
                         if interval is not None:
                             hold(interval, peak)
             self.model.add_cumulative(intervals, demands, units.capacity)
-            self._add_memory_precedences(device)
+        self._add_memory_precedences()
 
     def _span_of(
         self,
@@ -285,30 +286,11 @@ class CpSatModel:
             return self.model.new_interval_var(start, size, end, name)
         return self.model.new_optional_interval_var(start, size, end, present, name)
 
-    def _add_memory_precedences(self, device: int) -> None:
-        """If only k micro-batches of a stage fit at once, F j waits until micro-batch j - k is gone.
-
-        Implied by the cumulative, but as a precedence it takes part in every longest path.
-        """
-        for s in self.instance.stages_on(device):
-            stage = self.instance.stages[s]
-            k_b = self._most_held(device, stage.mem_b, stage.mem_b + stage.peak_f)
-            k_w = self._most_held(device, min(stage.mem_b, stage.mem_w), stage.mem_b + stage.peak_f)
-            for j in range(self.instance.num_microbatches):
-                if k_b is not None and j >= k_b:
-                    self.model.add(self.forward[s, j] >= self.backward[s, j - k_b].end)
-                if stage.t_bw is None and k_w is not None and j >= k_w:
-                    self.model.add(self.forward[s, j] >= self.backward[s, j - k_w].released)
-
-    def _most_held(self, device: int, each: float, newest: float) -> int | None:
-        """How many micro-batches of a stage fit when one of them holds ``newest``; None: no limit.
-
-        0 never comes back for a device that can run at all, and then the model is infeasible anyway.
-        """
-        m = self.instance.num_microbatches
-        static = self.instance.static(device)
-        count = next((k for k in range(m) if not self.instance.fits(device, static + newest + k * each)), m)
-        return None if count in (0, m) else count
+    def _add_memory_precedences(self) -> None:
+        """What the caps imply for the order: part of the cumulatives, but as precedences on every path."""
+        for (kind, s, i), (_, _, j) in memory_precedences(self.instance):
+            before = self.backward[s, i]
+            self.model.add(self.forward[s, j] >= (before.released if kind is W else before.end))
 
     # --- objective and what helps to prove it --------------------------------------------------
 
@@ -429,7 +411,7 @@ class _MemoryUnits:
 def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
     cap = instance.cap(device)
-    room = Fraction(cap) + Fraction(MEMORY_RTOL) * max(1, Fraction(cap)) - Fraction(instance.static(device))
+    room = Fraction(cap) + Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap)) - Fraction(instance.static(device))
     amounts = {
         s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
         for s in instance.stages_on(device)
@@ -438,19 +420,17 @@ def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     positive = [value for row in amounts.values() for value in row if value > 0]
     unit = max(room, Fraction(max(positive, default=1.0))) / 2**bits
     # Decimal figures (27.7) and byte counts in MiB (x / 2**20) are both commensurable, in different ways.
-    readings: tuple[Callable[[float], Fraction], ...] = (Fraction, _decimal)
+    readings: tuple[Callable[[float], Fraction], ...] = (_decimal, Fraction)
     for read in readings:
         exact = [read(value) for value in positive]
         common = math.lcm(*(value.denominator for value in exact))
         divisor = Fraction(math.gcd(*(int(value * common) for value in exact)) or 1, common)
         if divisor >= unit:
-            return _MemoryUnits(
-                math.floor(room / divisor),
-                {s: tuple(int(read(value) / divisor) for value in row) for s, row in amounts.items()},
-            )
+            unit = divisor
+            break
     return _MemoryUnits(
         math.floor(room / unit),
-        {s: tuple(math.floor(Fraction(value) / unit) for value in row) for s, row in amounts.items()},
+        {s: tuple(math.floor(read(value) / unit) for value in row) for s, row in amounts.items()},
     )
 
 

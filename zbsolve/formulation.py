@@ -7,6 +7,7 @@ ticks holds for the unrounded instance. Schedules found are re-timed on the unro
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.schedule import check
-from zbsolve.simulator import simulate_for
+from zbsolve.simulator import CycleError, simulate_for
+
+log = logging.getLogger(__name__)
 
 Orders = tuple[tuple[Task, ...], ...]
 
@@ -104,6 +107,35 @@ def round_trip(instance: Instance) -> list[float]:
     return result
 
 
+def memory_precedences(instance: Instance) -> list[tuple[Task, Task]]:
+    """Pairs (before, after) that every canonical schedule keeps because of the caps.
+
+    If only k micro-batches of a stage fit at once, F j waits until micro-batch j - k is gone: its backward
+    (stated as B, also where BW may stand for it), or its W where the stage cannot fuse.
+    """
+    pairs = []
+    for s, stage in enumerate(instance.stages):
+        waits = [(B, stage.mem_b)]
+        if stage.t_bw is None:
+            waits.append((W, min(stage.mem_b, stage.mem_w)))
+        for kind, each in waits:
+            k = _most_held(instance, stage.device, each, stage.mem_b + stage.peak_f)
+            pairs += [(Task(kind, s, j - k), Task(F, s, j)) for j in range(k, instance.num_microbatches)]
+    return pairs
+
+
+def _most_held(instance: Instance, device: int, each: float, newest: float) -> int:
+    """How many of m micro-batches fit when one of them holds ``newest`` and the others ``each``.
+
+    At least 1: where not even one fits the instance is infeasible, which the models find themselves.
+    """
+    held = instance.static(device) + newest
+    count = 1
+    while count < instance.num_microbatches and instance.fits(device, held + count * each):
+        count += 1
+    return count
+
+
 def serial_length(instance: Instance) -> float:
     """Cost of running one micro-batch after the other, every task and every hop: above any optimum."""
     once = 2 * sum(instance.hop(s) for s in range(instance.num_stages - 1))
@@ -132,7 +164,11 @@ def conclude(
     best: Orders | None = None
     best_cost = math.inf
     for orders in found:
-        schedule = simulate_for(instance, orders, objective)
+        try:
+            schedule = simulate_for(instance, orders, objective)
+        except CycleError as error:
+            log.warning("%s gave orders that cannot run: %s", solver, error)
+            continue
         cost = schedule.cost(objective)
         if cost < best_cost and not check(instance, schedule):
             best, best_cost = schedule.orders, cost
