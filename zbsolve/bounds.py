@@ -189,7 +189,7 @@ def first_window_idle(instance: Instance, device: int) -> float:
 def last_window_idle(instance: Instance, device: int) -> list[float]:
     """Idle forced between a one-stage device's last F and its last micro-batch's backward.
 
-    Entry x - 1 holds when x of the device's W's run after the last backward (its own W is one). Let i be
+    Entry x - 1 holds when x of the device's W's run after the last backward (its own is one). Let i be
     the micro-batches in flight at the start of the last F (itself included) and w the pending W's:
     ``i mem_b + w mem_w`` is within the cap. The last backward starts no earlier than a round trip RT after the
     end of the last F. In between only the other i - 1 backwards can run, and those of the w + i - 1
@@ -293,8 +293,7 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
     """Memory times time: what all micro-batches hold on a device must fit under its cap.
 
     On stage s a micro-batch holds mem_b for at least ``t_f + RT + t_b``, then, split, mem_w for at least
-    t_w (the W's own run), and the growth while B runs: an area A per micro-batch, the lesser of split
-    and fused. The device's window T offers at most ``room * T``, less the ramp at its beginning: before its n-th F
+    t_w (the W's own run), and the growth while B runs: an area A, the lesser of split and fused. The device's window T offers at most ``room * T``, less the ramp at its beginning: before its n-th F
     starts, (n - 1) times the shortest F have passed, so until the cap is reached not all of it is in use.
     With g the largest mem_b and t the shortest t_f of the device the memory in use at time u after
     the first start is at most g (floor(u / t) + 1). Hence T >= (m A + lost) / room with

@@ -264,14 +264,14 @@ def run_policy(
             if b_stage >= 0 and b_time <= now:
                 take, when = 4 * b_stage + (3 if fuse[b_stage] else 1), now
             else:
-                if f_stage >= 0 and not (crowded and w_stage >= 0):
-                    if b_time >= f_time + (1.0 - patience_f[d]) * time[f_stage, 0]:
-                        take, when = 4 * f_stage, f_time
+                blocked = f_stage < 0 or (crowded and w_stage >= 0)
+                if not blocked and b_time >= f_time + (1.0 - patience_f[d]) * time[f_stage, 0]:
+                    take, when = 4 * f_stage, f_time
                 if take < 0 and b_stage >= 0:
                     take, when = 4 * b_stage + (3 if fuse[b_stage] else 1), b_time
                 if w_stage >= 0:
                     room_for_w = now + (1.0 - patience_w[d]) * time[w_stage, 2]
-                    if take < 0 or when >= room_for_w or crowded and take % 4 == 0:
+                    if take < 0 or when >= room_for_w:
                         take, when = 4 * w_stage + 2, now
             choice[d] = take
             start[d] = when
@@ -309,7 +309,7 @@ def run_policy(
 
 
 def decode(codes: Any, lengths: Any) -> tuple[tuple[Task, ...], ...]:
-    """Device orders from ``out`` and ``out_length`` of :func:`run_policy`: micro-batches are taken in order."""
+    """Device orders from ``out`` and ``out_length`` of :func:`run_policy`, micro-batches in order."""
     orders = []
     next_of: dict[tuple[int, int], int] = {}
     for row, length in zip(codes.tolist(), lengths.tolist(), strict=True):
@@ -374,6 +374,7 @@ class ListScheduler:
         width = 3 * instance.num_microbatches * int(self.arrays.count.max())
         self.codes = np.zeros((instance.num_devices, width), dtype=np.int64)
         self.lengths = np.zeros(instance.num_devices, dtype=np.int64)
+        self._best = self.codes.copy(), self.lengths.copy()
 
     def run(self, policy: Policy) -> tuple[float, float]:
         """(makespan, span) of a policy at earliest starts; the orders stay in ``codes`` and ``lengths``.
@@ -407,3 +408,11 @@ class ListScheduler:
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """Device orders of the last run."""
         return decode(self.codes, self.lengths)
+
+    def keep(self) -> None:
+        """Remember the orders of the last run as the best."""
+        self._best = self.codes.copy(), self.lengths.copy()
+
+    def best_orders(self) -> tuple[tuple[Task, ...], ...]:
+        """Device orders of the last run that was kept."""
+        return decode(*self._best)

@@ -20,7 +20,7 @@ class Baseline:
 
     ``orders`` raises ``InputError`` with the rule that an instance does not meet. It does not look at the
     memory cap: whether the result fits is for the caller to check. A schedule with ``fused`` backward is
-    timed on ``instance.with_fused_backward()``.
+    timed on ``instance.with_fused_backward()``; an ``automatic`` one brings its own memory cap.
     """
 
     name: str
@@ -28,11 +28,17 @@ class Baseline:
     source: str
     orders: Callable[[Instance], DeviceOrders]
     fused: bool = False
+    automatic: bool = False
+
+    def prepared(self, instance: Instance) -> tuple[Instance, DeviceOrders]:
+        """The instance on which the schedule runs, and its orders there."""
+        timed_on = instance.with_fused_backward() if self.fused else instance
+        return timed_on, self.orders(timed_on)
 
     def schedule(self, instance: Instance) -> tuple[Instance, Schedule]:
-        """The timed schedule (earliest starts) and the instance on which it runs."""
-        timed_on = instance.with_fused_backward() if self.fused else instance
-        return timed_on, simulate(timed_on, self.orders(timed_on))
+        """The instance on which the schedule runs, and its times (earliest starts)."""
+        timed_on, orders = self.prepared(instance)
+        return timed_on, simulate(timed_on, orders)
 
 
 def require_linear(instance: Instance, name: str) -> None:

@@ -1,0 +1,44 @@
+"""ZB-1p and ZB-2p: the automatic heuristic at the published caps. Qi et al., arXiv 2401.10241, section 3.
+
+The orders come from :mod:`zbsolve.heuristics`, with the cap of 1 p or 2 p times each device's own mem_b in
+place of the instance's.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from zbsolve.baselines.base import Baseline, DeviceOrders
+from zbsolve.errors import InputError
+from zbsolve.heuristics import automatic
+from zbsolve.instance import Instance
+from zbsolve.list_scheduler import ListScheduler
+
+
+def orders_at(cap: str, instance: Instance) -> DeviceOrders:
+    """The best preset of the automatic heuristic under ``cap``, by makespan."""
+    scheduler = ListScheduler(instance.with_memory_cap(cap))
+    thorough = 3 * instance.num_stages * instance.num_microbatches <= 1_000
+    _, cost = automatic(scheduler, "makespan", thorough=thorough)
+    if not math.isfinite(cost):
+        raise InputError(
+            f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"
+        )
+    return scheduler.best_orders()
+
+
+ZB_1P = Baseline(
+    "zb-1p",
+    "automatic heuristic under p M_B per device",
+    "arXiv 2401.10241, section 3",
+    partial(orders_at, "1p"),
+    automatic=True,
+)
+ZB_2P = Baseline(
+    "zb-2p",
+    "automatic heuristic under 2p M_B per device",
+    "arXiv 2401.10241, section 3",
+    partial(orders_at, "2p"),
+    automatic=True,
+)

@@ -1,0 +1,147 @@
+"""The automatic heuristic and the search over its policies.
+
+:func:`presets` is a fixed, small set of policies (the warm-up depth, and how patiently a device waits for a
+backward that is on its way); :func:`automatic` takes the best of them, deterministically.
+:class:`PolicySearch` goes on from there: it changes the policy of one device or stage at a time and keeps what is not worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from zbsolve.bounds import back, round_trip
+from zbsolve.graph import Task
+from zbsolve.instance import Instance
+from zbsolve.list_scheduler import ListScheduler, Policy, preset
+
+Orders = tuple[tuple[Task, ...], ...]
+
+
+def in_flight_for_round_trip(instance: Instance, depth: float) -> list[int]:
+    """Per stage, micro-batches in flight that keep F and B busy over ``depth`` round trips.
+
+    At depth 1 and equal stages without hops that is 1F1B's p - r, at depth 2 about ZB-H2's 2 (p - r) - 1.
+    """
+    limits = []
+    for s, stage in enumerate(instance.stages):
+        on_device = instance.stages_on(stage.device)
+        slot = sum(instance.stages[q].t_f + back(instance.stages[q]) for q in on_device)
+        way = stage.t_f + round_trip(instance, s, s) + back(stage)
+        need = math.inf if slot == 0 else depth * way / slot
+        limits.append(max(1, math.ceil(min(need, instance.num_microbatches) - 1e-9)))
+    return limits
+
+
+def presets(instance: Instance, *, thorough: bool = True) -> Iterator[Policy]:
+    """Policies worth trying on any instance; a few of them when not ``thorough``."""
+    no_limit = [instance.num_microbatches] * instance.num_stages
+    depths: tuple[float, ...] = (math.inf, 1.0, 1.5, 1.8, 1.9, 2.0) if thorough else (math.inf, 1.0)
+    patience = (0.75, 0.5, 0.25, 0.0, 1.0) if thorough else (0.75, 0.25)
+    fuses = (False, True) if any(stage.t_bw is not None for stage in instance.stages) else (False,)
+    for depth in depths:
+        limits = no_limit if math.isinf(depth) else in_flight_for_round_trip(instance, depth)
+        if not math.isinf(depth) and limits == no_limit:
+            continue
+        for fuse in fuses:
+            for f in patience:
+                for w in patience:
+                    base = preset(instance, fuse=fuse, patience_f=f, patience_w=w)
+                    yield replace(base, limit=np.array(limits))
+
+
+def automatic(scheduler: ListScheduler, objective: str, *, thorough: bool = True) -> tuple[Policy, float]:
+    """The best preset and its cost at earliest starts (infinite when none fits in memory)."""
+    column = 1 if objective == "span" else 0
+    best: Policy | None = None
+    cost = math.inf
+    for policy in presets(scheduler.instance, thorough=thorough):
+        value = scheduler.run(policy)[column]
+        if best is None or value < cost:
+            best, cost = policy, value
+            scheduler.keep()
+    assert best is not None  # presets is never empty
+    return best, cost
+
+
+class PolicySearch:
+    """Stochastic descent over policies: one stage or device at a time, sideways steps allowed.
+
+    Compares (objective, sum of both costs), so that it moves on plateaus of a bottleneck's makespan.
+    """
+
+    def __init__(self, scheduler: ListScheduler, objective: str, start: Policy, seed: int) -> None:
+        self.scheduler = scheduler
+        self.column = 1 if objective == "span" else 0
+        self.random = np.random.default_rng(seed)
+        self.policy = start
+        self.value = self._evaluate(start)
+
+    @property
+    def cost(self) -> float:
+        """Objective of the best policy, at earliest starts."""
+        return self.value[0]
+
+    def _evaluate(self, policy: Policy) -> tuple[float, float]:
+        both = self.scheduler.run(policy)
+        return both[self.column], both[0] + both[1]
+
+    def step(self) -> bool:
+        """Try one changed policy; whether the objective improved."""
+        policy = self._neighbour()
+        value = self._evaluate(policy)
+        improved = value[0] < self.value[0]
+        if value <= self.value:
+            self.policy, self.value = policy, value
+        return improved
+
+    def orders(self) -> Orders:
+        """Device orders of the best policy."""
+        self.scheduler.run(self.policy)
+        return self.scheduler.orders()
+
+    def _neighbour(self) -> Policy:
+        draw, policy = self.random, self.policy
+        instance = self.scheduler.instance
+        S, p, m = instance.num_stages, instance.num_devices, instance.num_microbatches
+        changes = 1 + int(draw.integers(0, 3))
+        for _ in range(changes):
+            what = draw.integers(0, 7)
+            # A run of neighbouring stages or devices: their policies want to change together.
+            size = S if what in (0, 1, 2) else p
+            low = int(draw.integers(0, size))
+            high = min(size, low + 1 + int(draw.geometric(0.5)))
+            part = slice(low, high)
+            if what == 0:
+                limit = policy.limit.copy()
+                limit[part] = np.clip(np.minimum(limit[part], m) + draw.integers(-2, 3), 1, m)
+                policy = replace(policy, limit=limit)
+            elif what == 1:
+                backlog = policy.backlog.copy()
+                backlog[part] = draw.integers(1, m + 2) if draw.random() < 0.5 else m + 1
+                policy = replace(policy, backlog=backlog)
+            elif what == 2 and self.scheduler.arrays.can_fuse.any():
+                fuse = policy.fuse.copy()
+                fuse[part] = ~fuse[part] & self.scheduler.arrays.can_fuse[part]
+                policy = replace(policy, fuse=fuse)
+            elif what == 3:
+                patience = policy.patience_f.copy()
+                patience[part] = draw.random()
+                policy = replace(policy, patience_f=patience)
+            elif what == 4:
+                patience = policy.patience_w.copy()
+                patience[part] = draw.random()
+                policy = replace(policy, patience_w=patience)
+            elif what == 5:
+                # All limits together: the shape of the warm-up is kept, its depth changes.
+                scaled = np.minimum(policy.limit, m) * (1.0 + 0.1 * draw.standard_normal())
+                limit = np.clip(np.rint(scaled + draw.normal(0.0, 0.5)), 1, m).astype(np.int64)
+                policy = replace(policy, limit=limit)
+            else:
+                depth_first = policy.depth_first.copy()
+                depth_first[part] = ~depth_first[part]
+                policy = replace(policy, depth_first=depth_first)
+        return policy

@@ -1,0 +1,379 @@
+"""The portfolio: baselines, heuristic, search and exact models under one time limit, with a certificate.
+
+A solver's word is never taken: every schedule is re-timed on the unrounded instance and re-checked, and
+the incumbent is the best that passed. Lower bounds come from :mod:`zbsolve.bounds` and from
+formulations that proved theirs for the unrounded instance; the highest is kept, with who proved it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zbsolve import __version__
+from zbsolve.baselines import BASELINES
+from zbsolve.bounds import Bound, best_bound
+from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
+from zbsolve.formulation import FormulationResult, Orders, Status, canonical
+from zbsolve.graph import BW, B, Task, W
+from zbsolve.heuristics import PolicySearch, automatic
+from zbsolve.instance import Instance
+from zbsolve.list_scheduler import ListScheduler, serial_orders
+from zbsolve.memory import require_feasible
+from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan
+from zbsolve.schedule import Schedule, check
+from zbsolve.simulator import simulate_for
+
+log = logging.getLogger(__name__)
+
+Objective = Literal["makespan", "span"]
+
+# Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
+CPSAT_MOST_TASKS = 8_000
+MILP_MOST_TASKS = 400
+# Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
+COMPILE_FROM_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One line of the solve's history: when, the best cost and bound so far, and who brought the news."""
+
+    seconds: float
+    cost: float
+    bound: float
+    who: str
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost."""
+        return relative_gap(self.cost, self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class SolveResult:
+    """The plan, how it came about, and whether Ctrl-C ended the search early."""
+
+    plan: Plan
+    history: tuple[Progress, ...]
+    interrupted: bool = False
+
+
+def relative_gap(cost: float, bound: float) -> float:
+    """(cost - bound) / cost, never negative; 0 for a step without work."""
+    return max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
+
+
+@dataclass
+class _Search:
+    """The state of one solve: best schedule, best bound, clock."""
+
+    instance: Instance
+    objective: Objective
+    time_limit: float
+    seed: int
+    deterministic: bool
+    target_gap: float
+    progress: Callable[[Progress], None] | None
+    began: float = field(default_factory=time.monotonic)
+    schedule: Schedule | None = None
+    found_by: str = ""
+    bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
+    history: list[Progress] = field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        return math.inf if self.schedule is None else self.schedule.cost(self.objective)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def left(self) -> float:
+        return self.time_limit - self.seconds
+
+    @property
+    def done(self) -> bool:
+        """Whether the target gap is reached (float64 rounding counts as closed)."""
+        closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
+        return self.schedule is not None and closed
+
+    @property
+    def num_tasks(self) -> int:
+        return 3 * self.instance.num_stages * self.instance.num_microbatches
+
+    def offer(self, orders: Orders, who: str) -> bool:
+        """Re-time and re-check orders; keep them when they are better."""
+        schedule = simulate_for(self.instance, orders, self.objective)
+        if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
+            return False
+        violations = check(self.instance, schedule)
+        if violations:
+            log.log(
+                logging.DEBUG if who in BASELINES else logging.WARNING,
+                "%s: the schedule breaks a rule (%s): dropped",
+                who,
+                violations[0],
+            )
+            return False
+        self.schedule, self.found_by = schedule, who
+        self.report(who)
+        return True
+
+    def hear(self, orders: Orders, who: str) -> None:
+        """:meth:`offer` as a callback of a solver."""
+        self.offer(orders, who)
+
+    def prove(self, bound: Bound) -> None:
+        """Keep a bound when it is higher."""
+        if bound.value > self.bound.value:
+            self.bound = bound
+            if self.schedule is not None:
+                self.report(bound.method)
+
+    def report(self, who: str) -> None:
+        line = Progress(self.seconds, self.cost, self.bound.value, who)
+        self.history.append(line)
+        if self.progress is not None:
+            self.progress(line)
+
+
+def solve(
+    instance: Instance,
+    *,
+    objective: Objective = "makespan",
+    solver: str = "auto",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    deterministic: bool = False,
+    gap: float = 0.0,
+    warm_start: Orders | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> SolveResult:
+    """Find a schedule and prove how good it is.
+
+    Parameters
+    ----------
+    solver : str
+        ``auto`` (the portfolio), ``heuristic``, ``cpsat``, ``milp`` (HiGHS, else CBC), ``milp-highs``,
+        ``milp-cbc``, or a baseline's name.
+    time_limit : float
+        Seconds for everything. The constructive heuristics always run, so there always is a plan.
+    deterministic : bool
+        Budgets are counts instead of seconds: same seed, same bytes.
+    gap : float
+        Stop as soon as (cost - bound) / cost is this small.
+    warm_start : orders, optional
+        Per device, the order of its tasks: the answer is never worse than these.
+
+    Raises
+    ------
+    InfeasibleError
+        Some device cannot hold one micro-batch, or the chosen baseline does not fit under the cap.
+    InputError
+        Unknown solver, or a baseline that does not apply to this placement.
+    """
+    if not time_limit > 0:
+        raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
+    if solver in BASELINES:
+        return SolveResult(_baseline_plan(instance, solver, objective), ())
+    if solver not in SOLVERS:
+        names = ", ".join((*SOLVERS, *BASELINES))
+        raise InputError(f"solver {solver!r} is not known: use one of {names}")
+    require_feasible(instance)
+    search = _Search(instance, objective, time_limit, seed, deterministic, gap, progress)
+    interrupted = False
+    try:
+        if warm_start is not None:
+            search.offer(canonical(instance, warm_start), "warm start")
+        search.prove(best_bound(instance, objective))
+        _construct(search)
+        for phase in SOLVERS[solver]:
+            if search.done or (search.left <= 0 and not deterministic):
+                break
+            phase(search)
+    except KeyboardInterrupt:
+        if search.schedule is None:
+            raise
+        interrupted = True
+    assert search.schedule is not None  # serial_orders is valid wherever require_feasible passed
+    info = SolverInfo(
+        name=search.found_by,
+        version=__version__,
+        seconds=None if deterministic else round(search.seconds, 3),
+        seed=seed,
+    )
+    plan = _certified(instance, search.schedule, objective, search.bound, info)
+    return SolveResult(plan, tuple(search.history), interrupted)
+
+
+def certify(instance: Instance, schedule: Schedule, objective: Objective, name: str) -> Plan:
+    """A plan of a given schedule, with the combinatorial lower bound as its certificate."""
+    info = SolverInfo(name=name, version=__version__)
+    return _certified(instance, schedule, objective, best_bound(instance, objective), info)
+
+
+def _certified(
+    instance: Instance, schedule: Schedule, objective: Objective, bound: Bound, info: SolverInfo
+) -> Plan:
+    proof = Proof(method=bound.method, statement=bound.statement, device=bound.device, value=bound.value)
+    return make_plan(
+        instance, schedule, objective=objective, lower_bound=bound.value, proof=proof, solver=info
+    )
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def _construct(search: _Search) -> None:
+    """Serial order, baselines and the automatic heuristic: always run, and always the same."""
+    instance = search.instance
+    search.offer(serial_orders(instance), "serial")
+    for name, orders in _fitting_baselines(instance):
+        search.offer(orders, name)
+    if search.done:
+        return
+    scheduler = ListScheduler(instance)
+    _, cost = automatic(scheduler, search.objective, thorough=search.num_tasks <= 1_000)
+    if math.isfinite(cost):
+        search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
+
+
+def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
+    """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
+    for name, baseline in BASELINES.items():
+        if baseline.automatic:
+            continue  # the heuristic itself runs under the instance's own cap
+        fused = instance.with_fused_backward() if baseline.fused else instance
+        try:
+            orders = baseline.orders(fused)
+        except InputError:
+            continue
+        yield name, tuple(tuple(split_where_needed(instance, order)) for order in orders)
+
+
+def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[Task]:
+    """The tasks of an order, each BW of a stage that cannot fuse as B followed by W."""
+    for task in order:
+        if task.kind is BW and instance.stages[task.stage].t_bw is None:
+            yield task._replace(kind=B)
+            yield task._replace(kind=W)
+        else:
+            yield task
+
+
+def _search_policies(search: _Search) -> None:
+    """Descent over policies, for a share of the time (all of what a big instance leaves)."""
+    instance = search.instance
+    exact_follows = search.num_tasks <= CPSAT_MOST_TASKS
+    budget = search.left * (0.3 if exact_follows else 0.9)
+    compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
+    scheduler = ListScheduler(instance, compiled=compiled)
+    start, cost = automatic(scheduler, search.objective, thorough=compiled or search.num_tasks <= 1_000)
+    if not math.isfinite(cost):
+        return
+    if cost < search.cost:
+        search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
+    descent = PolicySearch(scheduler, search.objective, start, search.seed)
+    until = search.seconds + budget
+    steps_left = round(2e5 * search.time_limit / search.num_tasks) if search.deterministic else math.inf
+    while not search.done and (search.deterministic or search.seconds < until) and steps_left > 0:
+        steps_left -= 1
+        if descent.step() and descent.cost < search.cost:
+            search.offer(canonical(instance, descent.orders()), "policy search")
+    if not search.done:
+        # Least span may be below that of earliest starts.
+        search.offer(canonical(instance, descent.orders()), "policy search")
+
+
+def _run_cpsat(search: _Search) -> None:
+    """The exact model with the incumbent as its hint."""
+    if search.num_tasks > CPSAT_MOST_TASKS:
+        log.info("CP-SAT is left out: %d tasks are over %d", search.num_tasks, CPSAT_MOST_TASKS)
+        return
+    try:
+        from zbsolve.formulations.cpsat import solve_cpsat
+    except ImportError as error:
+        log.warning("CP-SAT is not installed (%s): install ortools; going on without it", error)
+        return
+    limit = search.time_limit if search.deterministic else search.left
+    result = solve_cpsat(
+        search.instance,
+        search.objective,
+        time_limit=limit,
+        hint=search.schedule,
+        lower_bound=search.bound.value,
+        seed=search.seed,
+        deterministic=search.deterministic,
+        stop_at_gap=search.target_gap,
+        on_improvement=None if search.deterministic else (lambda orders, _: search.hear(orders, "cpsat")),
+    )
+    _take(search, result)
+
+
+def _run_milp(search: _Search, backends: tuple[str, ...]) -> None:
+    """The MILP; the next backend takes over when one is missing or dies."""
+    from zbsolve.formulations.milp import solve_milp
+
+    if search.num_tasks > MILP_MOST_TASKS:
+        log.warning("the MILP is left out: %d tasks are over %d", search.num_tasks, MILP_MOST_TASKS)
+        return
+    for backend in backends:
+        try:
+            result = solve_milp(
+                search.instance,
+                search.objective,
+                backend=backend,
+                time_limit=search.time_limit if search.deterministic else search.left,
+                hint=search.schedule,
+                lower_bound=search.bound.value,
+                seed=search.seed,
+            )
+        except EnvironmentFailedError as error:
+            log.warning("%s; another solver takes over", error)
+            continue
+        _take(search, result)
+        return
+    _run_cpsat(search)
+
+
+def _take(search: _Search, result: FormulationResult) -> None:
+    """Keep what a formulation found and proved. "Infeasible" is refuted by the incumbent we hold."""
+    if result.status is Status.INFEASIBLE:
+        log.warning(
+            "%s says infeasible (%s), but a valid plan exists: ignored", result.solver, result.native_status
+        )
+        return
+    if result.orders is not None:
+        search.offer(result.orders, result.solver)
+    if result.bound is not None:
+        statement = f"{result.solver} {result.version} proved it on the exact model ({result.native_status})"
+        search.prove(Bound(result.bound, f"{result.solver} model", statement))
+
+
+Phase = Callable[[_Search], None]
+
+SOLVERS: dict[str, tuple[Phase, ...]] = {
+    "auto": (_search_policies, _run_cpsat),
+    "heuristic": (),
+    "cpsat": (_run_cpsat,),
+    "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),
+    "milp-highs": (lambda search: _run_milp(search, ("highs",)),),
+    "milp-cbc": (lambda search: _run_milp(search, ("cbc",)),),
+}
+
+
+# --- baselines as solvers --------------------------------------------------------------------------
+
+
+def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
+    timed_on, orders = BASELINES[name].prepared(instance)
+    schedule = simulate_for(timed_on, orders, objective)
+    for violation in check(timed_on, schedule):
+        raise InfeasibleError(f"{name} does not fit: {violation.message}")
+    return certify(timed_on, schedule, objective, name)
