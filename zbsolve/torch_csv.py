@@ -2,8 +2,8 @@
 
 Row k is rank k; there is no header; a cell is ``<stage><op><micro-batch>`` with torch's letters: ``F``
 forward, ``I`` input-gradient backward (our B), ``W`` weight-gradient backward (our W), ``B`` full backward
-(our BW). An empty cell is idle time. torch's own loader accepts duplicates, micro-batches that do not exist and
-trailing text in a cell; this one refuses each, naming row and cell.
+(our BW). An empty cell is idle time. torch's own loader accepts duplicates, micro-batches that do not exist
+and trailing text in a cell; this one refuses each, naming row and cell.
 
 Not modelled: torch's overlapped, sharding and communication cells (they are refused by name). The format
 carries neither times nor memory, so that reading it needs the instance that it is meant for.

@@ -1,0 +1,270 @@
+"""Pictures: the Gantt chart with each device's in-flight memory against its cap, and a profile's stages.
+
+Everything is to scale. Under each device's lane a band shows its memory over the same time axis; the
+dashed line is the cap. With a trace, the measured lane lies under the predicted one, on one axis. Boxes
+carry stage and micro-batch where they are wide enough. Devices are drawn by hand-placed rectangles, not one
+artist a box, so that tens of thousands of tasks take seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from zbsolve.errors import InputError
+from zbsolve.files import write_atomically
+from zbsolve.graph import TaskKind
+from zbsolve.instance import Instance
+from zbsolve.memory import memory_curve
+from zbsolve.plan import Plan
+from zbsolve.report.timeline import (
+    COLOURS,
+    MEANINGS,
+    Wait,
+    label,
+    measured_schedule,
+    measured_waits,
+    time_range,
+)
+from zbsolve.schedule import Schedule
+from zbsolve.trace import Trace
+
+logger = logging.getLogger(__name__)
+
+FORMATS = (".png", ".svg", ".pdf")
+
+MEMORY_COLOUR = "#7A8BA6"
+CAP_COLOUR = "#B22222"
+WAIT_COLOUR = "#D9D9D9"
+
+_POINTS_PER_INCH = 72
+_GLYPH_WIDTH = 0.62  # of the font size, for digits and capitals of the default font
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row of boxes a device: a name, its schedule, and its waits in receives."""
+
+    name: str
+    schedule: Schedule
+    waits: tuple[Wait, ...] = ()
+
+
+def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -> None:
+    """Gantt chart and memory of a plan, with the median measured step when a trace is given."""
+    predicted = plan.schedule()
+    lanes = [Lane("predicted", predicted)]
+    if trace is not None:
+        lanes.append(_measured_lane(plan.instance, trace))
+    unit = plan.instance.time_unit
+    title = (
+        f"{plan.instance.name}: makespan {plan.makespan:.6g} {unit}, span {plan.span:.6g} {unit}, "
+        f"{plan.status}, gap {plan.gap:.2%} ({plan.objective})"
+    )
+    if trace is not None:
+        title += f"\nmeasured makespan {trace.makespan:.6g} {unit}, median of {len(trace.steps)} steps"
+        title += " (emulated)" if trace.mode == "emulated" else ""
+    _save(path, _gantt_figure(plan.instance, lanes, predicted, title))
+
+
+def save_trace_figure(path: str | Path, instance: Instance, trace: Trace) -> None:
+    """Gantt chart of the median measured step alone."""
+    title = f"{trace.model}: measured makespan {trace.makespan:.6g} {trace.time_unit} ({trace.mode})"
+    _save(path, _gantt_figure(instance, [_measured_lane(instance, trace)], None, title))
+
+
+def save_instance_figure(path: str | Path, instance: Instance) -> None:
+    """Stacked bars of T_F, T_B and T_W per stage."""
+    figure = Figure(figsize=(8, 1.2 + 0.35 * instance.num_stages), layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(instance.num_stages)
+    left = np.zeros(instance.num_stages)
+    for kind, times in (
+        (TaskKind.F, [stage.t_f for stage in instance.stages]),
+        (TaskKind.B, [stage.t_b for stage in instance.stages]),
+        (TaskKind.W, [stage.t_w for stage in instance.stages]),
+    ):
+        axes.barh(rows, times, left=left, color=COLOURS[kind], label=f"T_{kind}", height=0.7)
+        left += np.array(times)
+    axes.set_yticks(rows, [f"stage {s} (device {data.device})" for s, data in enumerate(instance.stages)])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"time per micro-batch ({instance.time_unit})")
+    axes.set_title(instance.name)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    _save(path, figure)
+
+
+def _measured_lane(instance: Instance, trace: Trace) -> Lane:
+    step = trace.median_step
+    return Lane("measured", measured_schedule(instance, step), measured_waits(step))
+
+
+def _save(path: str | Path, figure: Figure) -> None:
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: unknown picture format: use {', '.join(FORMATS)}")
+    # Equal plans give equal files: no date, and fixed element ids.
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
+    with mpl.rc_context({"svg.hashsalt": "zbsolve", "svg.fonttype": "none"}):
+        write_atomically(
+            path,
+            lambda temporary: figure.savefig(
+                temporary, format=path.suffix.lower()[1:], dpi=150, metadata=metadata
+            ),
+        )
+    logger.info("wrote %s", path)
+
+
+def _gantt_figure(
+    instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | None, title: str
+) -> Figure:
+    p = instance.num_devices
+    longest = max(len(order) for lane in lanes for order in lane.schedule.devices)
+    width = float(np.clip(3 + 0.22 * longest, 9, 28))
+    lane_height = 0.42 if p <= 8 else 0.28
+    band = 0.0 if memory_of is None else 0.6 * lane_height
+    row = len(lanes) * lane_height + band + 0.10
+    figure = Figure(figsize=(width, row * p + 1.5), layout="constrained")
+    axes = figure.subplots()
+    font = min(9.0, 0.62 * lane_height * _POINTS_PER_INCH)
+    first, last = time_range(*(lane.schedule for lane in lanes))
+    inches_per_time = 0.88 * width / (last - first)
+
+    for device in range(p):
+        top = device * row
+        for lane in lanes:
+            _draw_lane(axes, instance, lane, device, (top, lane_height), font, inches_per_time)
+            top += lane_height
+    if memory_of is not None:
+        _draw_memory(axes, instance, memory_of, [d * row + len(lanes) * lane_height for d in range(p)], band)
+    axes.set_xlim(first, last)
+    axes.set_ylim(row * p, -0.05)
+    ticks = [d * row + (row - 0.10) / 2 for d in range(p)]
+    axes.set_yticks(ticks, [_device_label(instance, d, memory_of) for d in range(p)], fontsize=max(7.0, font))
+    axes.tick_params(axis="y", length=0)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.set_xlabel(f"time ({instance.time_unit})")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.legend(
+        handles=_legend(instance, lanes, memory_of),
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.6 / (row * p + 0.5)),
+        ncols=8,
+        frameon=False,
+        fontsize=8,
+    )
+    return figure
+
+
+def _device_label(instance: Instance, device: int, memory_of: Schedule | None) -> str:
+    if memory_of is None:
+        return f"device {device}"
+    curve = memory_curve(instance, device, memory_of.orders[device])
+    peak = max((point.during for point in curve), default=instance.static(device))
+    cap = instance.cap(device)
+    of_cap = f" of {cap:.4g}" if cap < float("inf") else ""
+    text = f"peak {peak:.4g}{of_cap} {instance.memory_unit}"
+    return f"device {device}\n{text}" if instance.num_devices <= 8 else f"{device}: {text}"
+
+
+def _draw_lane(
+    axes: Axes,
+    instance: Instance,
+    lane: Lane,
+    device: int,
+    place: tuple[float, float],
+    font: float,
+    inches_per_time: float,
+) -> None:
+    top, height = place
+    bottom = top + height * 0.96
+    waits = [_box(wait.start, wait.end, top, bottom) for wait in lane.waits if wait.device == device]
+    if waits:
+        axes.add_collection(
+            PolyCollection(waits, facecolors=WAIT_COLOUR, edgecolors="#888888", linewidths=0.2, hatch="////")
+        )
+    for kind in TaskKind:
+        boxes = [
+            _box(start, end, top, bottom)
+            for task, start, end in lane.schedule.devices[device]
+            if task.kind is kind
+        ]
+        if boxes:
+            axes.add_collection(
+                PolyCollection(boxes, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.4)
+            )
+    chunk = {stage: index for index, stage in enumerate(instance.stages_on(device))}
+    for task, start, end in lane.schedule.devices[device]:
+        text = label(instance, task)
+        needed = len(text) * _GLYPH_WIDTH * font / _POINTS_PER_INCH
+        if (end - start) * inches_per_time < needed:
+            text = str(task.microbatch)
+            needed = (len(text) + 0.3) * _GLYPH_WIDTH * font / _POINTS_PER_INCH
+        if (end - start) * inches_per_time >= needed:
+            axes.text(
+                (start + end) / 2,
+                top + height * 0.48,
+                text,
+                ha="center",
+                va="center",
+                fontsize=font,
+                # Later chunks of a device are set apart by their writing: colour already says the kind.
+                fontweight="bold" if chunk[task.stage] % 2 else "normal",
+                clip_on=True,
+            )
+
+
+def _box(start: float, end: float, top: float, bottom: float) -> list[tuple[float, float]]:
+    return [(start, top), (end, top), (end, bottom), (start, bottom)]
+
+
+def _draw_memory(
+    axes: Axes, instance: Instance, schedule: Schedule, tops: Sequence[float], height: float
+) -> None:
+    """In-flight memory of each device, all to one scale; the cap is a dashed line."""
+    curves = [memory_curve(instance, d, order) for d, order in enumerate(schedule.orders)]
+    caps = [instance.cap(d) for d in range(instance.num_devices)]
+    levels = [point.during for curve in curves for point in curve] + [c for c in caps if c < float("inf")]
+    most = max(levels, default=0.0) or 1.0
+    first, last = time_range(schedule)
+    for device, curve in enumerate(curves):
+        floor = tops[device] + height * 0.95
+        times, heights = [first], [instance.static(device)]
+        for (_, start, end), point in zip(schedule.devices[device], curve, strict=True):
+            times += [start, start, end, end]
+            heights += [point.before, point.during, point.during, point.after]
+        times.append(last)
+        heights.append(heights[-1])
+        y = floor - 0.9 * height * np.array(heights) / most
+        axes.fill_between(times, y, floor, color=MEMORY_COLOUR, linewidth=0, alpha=0.8)
+        if caps[device] < float("inf"):
+            level = floor - 0.9 * height * caps[device] / most
+            axes.plot([first, last], [level, level], color=CAP_COLOUR, linestyle="--", linewidth=0.8)
+
+
+def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | None) -> list[Patch]:
+    present = {timed.task.kind for lane in lanes for timed in lane.schedule}
+    handles = [
+        Patch(facecolor=COLOURS[kind], label=f"{kind} {MEANINGS[kind]}")
+        for kind in TaskKind
+        if kind in present
+    ]
+    if any(lane.waits for lane in lanes):
+        handles.append(Patch(facecolor=WAIT_COLOUR, hatch="////", label="waiting in a receive"))
+    if len(lanes) > 1:
+        handles.append(Patch(facecolor="none", label="upper lane predicted, lower measured"))
+    if memory_of is not None:
+        handles.append(Patch(facecolor=MEMORY_COLOUR, label=f"in-flight memory ({instance.memory_unit})"))
+        if instance.memory_cap is not None:
+            handles.append(Patch(facecolor="none", edgecolor=CAP_COLOUR, linestyle="--", label="memory cap"))
+    return handles

@@ -1,0 +1,313 @@
+"""Reports for the terminal: the Gantt chart to scale, and tables. Builds rich objects; prints nothing.
+
+The chart needs no colour to be read: each box begins with its label, is filled with its own letter, and
+idle time is a dot. A box narrower than its label shows its kind alone; a column holds the task that
+fills most of it, so that very short tasks may not appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.instance import Instance
+from zbsolve.plan import Plan
+from zbsolve.report.comparison import ComparisonTable, cap_text
+from zbsolve.report.timeline import COLOURS, MEANINGS, label, time_range
+from zbsolve.schedule import Schedule
+from zbsolve.trace import Comparison, Trace
+
+FILL: dict[TaskKind, str] = {F: "f", B: "b", W: "w", BW: "#"}
+IDLE = "."
+
+
+def time_text(value: float) -> str:
+    """A time or memory amount with enough digits to compare."""
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def gantt(instance: Instance, lanes: Sequence[tuple[str, Schedule]], width: int) -> list[Text]:
+    """The chart's lines: per device one row for each of ``lanes`` (name, schedule), all on one axis.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the terminal, names included.
+    """
+    names = [
+        [f"{d}" if len(lanes) == 1 else f"{d} {name}" for name, _ in lanes]
+        for d in range(instance.num_devices)
+    ]
+    margin = max(len(name) for row in names for name in row) + 1
+    columns = max(20, width - margin - 2)
+    first, last = time_range(*(schedule for _, schedule in lanes))
+    scale = (last - first) / columns
+    lines = []
+    for device in range(instance.num_devices):
+        for name, (_, schedule) in zip(names[device], lanes, strict=True):
+            line = Text(name.rjust(margin - 1) + " |")
+            line.append_text(_row(instance, schedule, device, first, scale, columns))
+            line.append("|")
+            lines.append(line)
+    unit = instance.time_unit
+    legend = Text(" " * (margin + 1))
+    for kind in _kinds(schedule for _, schedule in lanes):
+        legend.append(f" {kind}{FILL[kind]} ", style=f"black on {COLOURS[kind]}")
+        legend.append(f" {MEANINGS[kind]}   ")
+    legend.append(f"{IDLE} idle   one column = {scale:.4g} {unit}, whole axis = {last - first:.6g} {unit}")
+    return [*lines, legend]
+
+
+def _kinds(schedules: Iterable[Schedule]) -> list[TaskKind]:
+    present = {timed.task.kind for schedule in schedules for timed in schedule}
+    return [kind for kind in TaskKind if kind in present]
+
+
+def _row(
+    instance: Instance, schedule: Schedule, device: int, first: float, scale: float, columns: int
+) -> Text:
+    owner: list[Task | None] = [None] * columns
+    share = [0.5 * scale] * columns  # a task takes a column when it fills more of it than this
+    for task, start, end in schedule.devices[device]:
+        begin = max(0, int((start - first) / scale))
+        for column in range(begin, min(columns, int((end - first) / scale) + 1)):
+            left = first + column * scale
+            overlap = min(end, left + scale) - max(start, left)
+            if overlap > share[column] or (overlap > 0 and overlap >= share[column] > 0.5 * scale):
+                owner[column], share[column] = task, overlap
+    row = Text()
+    column = 0
+    while column < columns:
+        shown_task = owner[column]
+        stop = column
+        while stop < columns and owner[stop] == shown_task:
+            stop += 1
+        length = stop - column
+        if shown_task is None:
+            row.append(IDLE * length, style="dim")
+        else:
+            kind, text = shown_task.kind, label(instance, shown_task)
+            shown = text if len(text) <= length else (FILL[BW] if kind is BW else str(kind))
+            row.append(shown.ljust(length, FILL[kind]), style=f"black on {COLOURS[kind]}")
+        column = stop
+    return row
+
+
+def memory_table(plan: Plan) -> Table:
+    """Peak memory of each device beside its cap."""
+    instance = plan.instance
+    table = Table(
+        "device", "peak memory", "cap", "of the cap", title=f"memory ({escape(instance.memory_unit)})"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for device, peak in enumerate(plan.peak_memory):
+        cap = instance.cap(device)
+        used = f"{peak / cap:.1%}" if 0 < cap < float("inf") else "-"
+        table.add_row(str(device), time_text(peak), cap_text(instance, device), used)
+    return table
+
+
+def certificate_table(plan: Plan) -> Table:
+    """Costs, bound, gap, status, and who proved it."""
+    unit = escape(plan.instance.time_unit)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = [
+        ("makespan", f"{time_text(plan.makespan)} {unit}" + _objective_mark(plan, "makespan")),
+        ("span", f"{time_text(plan.span)} {unit}" + _objective_mark(plan, "span")),
+        ("lower bound", f"{time_text(plan.lower_bound)} {unit} (on the {plan.objective})"),
+        ("gap", f"{plan.gap:.3%}"),
+        ("status", plan.status),
+        ("proof", f"{escape(plan.bound_proof.method)}: {escape(plan.bound_proof.statement)}"),
+        ("found by", _solver_text(plan)),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _objective_mark(plan: Plan, name: str) -> str:
+    return "  <- objective" if plan.objective == name else ""
+
+
+def _solver_text(plan: Plan) -> str:
+    solver = plan.solver
+    seconds = "" if solver.seconds is None else f" in {solver.seconds:.1f} s"
+    return escape(f"{solver.name} {solver.version}{seconds}, seed {solver.seed}")
+
+
+def comparison_table(table: ComparisonTable, plan: Plan) -> Table:
+    """The baselines beside the plan."""
+    unit, memory = escape(plan.instance.time_unit), escape(plan.instance.memory_unit)
+    shown = Table(
+        "schedule",
+        f"makespan ({unit})",
+        f"span ({unit})",
+        "bubble rate by makespan",
+        "bubble rate by span",
+        f"peak memory ({memory})",
+        "fits cap",
+        f"gain over 1F1B ({plan.objective})",
+    )
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        shown.add_row(
+            escape(row.name),
+            time_text(row.makespan),
+            time_text(row.span),
+            f"{row.bubble_rate_makespan:.2%}",
+            f"{row.bubble_rate_span:.2%}",
+            time_text(row.peak_memory),
+            "yes" if row.fits_cap else "no",
+            row.gain_text,
+        )
+    return shown
+
+
+def instance_table(instance: Instance) -> Table:
+    """What the profile says of each stage."""
+    unit, memory = escape(instance.time_unit), escape(instance.memory_unit)
+    shown = Table(
+        "stage",
+        "device",
+        "name",
+        f"T_F ({unit})",
+        "T_B",
+        "T_W",
+        "T_BW",
+        f"M_B ({memory})",
+        "M_W",
+        f"hop to next ({unit})",
+        title=f"{escape(instance.name)}: {instance.num_devices} devices, {instance.num_stages} stages, "
+        f"{instance.num_microbatches} micro-batches",
+    )
+    for index, stage in enumerate(instance.stages):
+        is_last = index + 1 == instance.num_stages
+        shown.add_row(
+            str(index),
+            str(stage.device),
+            escape(stage.name or "-"),
+            time_text(stage.t_f),
+            time_text(stage.t_b),
+            time_text(stage.t_w),
+            "-" if stage.t_bw is None else time_text(stage.t_bw),
+            time_text(stage.mem_b),
+            time_text(stage.mem_w),
+            "-" if is_last else time_text(instance.hop(index)),
+        )
+    return shown
+
+
+def device_table(instance: Instance) -> Table:
+    """Work, static memory and cap of each device; the share shows how unequal they are."""
+    unit, memory = escape(instance.time_unit), escape(instance.memory_unit)
+    shown = Table(
+        "device", f"work per step ({unit})", "of the busiest", f"static ({memory})", f"cap ({memory})"
+    )
+    work = [instance.device_work(device) for device in range(instance.num_devices)]
+    most = max(work) or 1.0
+    for device, amount in enumerate(work):
+        shown.add_row(
+            str(device),
+            time_text(amount),
+            f"{amount / most:.1%}",
+            time_text(instance.static(device)),
+            cap_text(instance, device),
+        )
+    return shown
+
+
+def prediction_table(comparison: Comparison, unit: str) -> Table:
+    """Predicted and measured durations, op by op."""
+    shown = Table(
+        "op",
+        "stage",
+        "device",
+        f"predicted ({escape(unit)})",
+        "measured (median)",
+        "fastest",
+        "slowest",
+        "ratio",
+        title="op by op",
+    )
+    for row in comparison.ops:
+        shown.add_row(
+            row.op,
+            str(row.stage),
+            str(row.device),
+            time_text(row.predicted),
+            time_text(row.measured),
+            time_text(row.fastest),
+            time_text(row.slowest),
+            f"{row.ratio:.3f}",
+        )
+    return shown
+
+
+def lost_time_table(comparison: Comparison, unit: str) -> Table:
+    """Where each device's step went: slow ops, waits in receives, and the rest of the bubble."""
+    shown = Table(
+        "device",
+        f"busy predicted ({escape(unit)})",
+        "busy measured",
+        "slow ops",
+        "bubble predicted",
+        "bubble measured",
+        "of it in receives",
+        "receives beyond plan",
+        title="where the time went",
+    )
+    for row in comparison.devices:
+        shown.add_row(
+            str(row.device),
+            time_text(row.busy_predicted),
+            time_text(row.busy),
+            f"{row.slow:+.3f}",
+            time_text(row.bubble_predicted),
+            time_text(row.bubble),
+            time_text(row.wait),
+            time_text(row.excess_wait),
+        )
+    return shown
+
+
+def run_lines(comparison: Comparison, trace: Trace, plan: Plan) -> list[str]:
+    """The run in a few plain sentences: makespan, worst op, gradients, memory."""
+    unit = plan.instance.time_unit
+    emulated = " (emulated: stages sleep for their time)" if trace.mode == "emulated" else ""
+    lines = [
+        f"makespan: predicted {time_text(comparison.predicted_makespan)} {unit}, measured "
+        f"{time_text(comparison.measured_makespan)} {unit} (median of {comparison.steps} steps), "
+        f"ratio {comparison.ratio:.3f}{emulated}",
+        f"worst op: {comparison.worst.where}: ratio {comparison.worst.ratio:.3f}",
+        f"gradients: {gradients_text(trace)}",
+    ]
+    if trace.peak_memory is not None:
+        lines.append(
+            f"peak memory ({plan.instance.memory_unit}): predicted {_amounts(plan.peak_memory)}; "
+            f"measured {_amounts(trace.peak_memory)}"
+        )
+    return lines
+
+
+def gradients_text(trace: Trace) -> str:
+    """The outcome of the gradient check in words."""
+    check = trace.gradients
+    if check is None or not check.checked:
+        return "not checked"
+    if check.bit_equal:
+        return "bit-equal to the unpipelined model"
+    verdict = "equal to the unpipelined model" if check.equal else "DIFFER from the unpipelined model"
+    return (
+        f"{verdict}: worst relative difference {check.worst_relative_difference:.3g} in {check.where} "
+        f"(tolerance {check.tolerance:.3g})"
+    )
+
+
+def _amounts(values: Sequence[float]) -> str:
+    return ", ".join(time_text(value) for value in values)

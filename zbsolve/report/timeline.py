@@ -1,0 +1,84 @@
+"""What every picture of a schedule shares: colours, labels, and a measured step as a schedule.
+
+A measured step is drawn by the same code as a predicted one: :func:`measured_schedule` gives it the same
+shape. Its waits in receives are kept apart (:func:`measured_waits`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.instance import Instance
+from zbsolve.schedule import Schedule, TimedTask
+from zbsolve.trace import Step
+
+# Okabe and Ito's palette: told apart with every common colour blindness, and black text reads on each.
+COLOURS: dict[TaskKind, str] = {F: "#56B4E9", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
+
+MEANINGS: dict[TaskKind, str] = {
+    F: "forward",
+    B: "backward for input",
+    W: "backward for weights",
+    BW: "fused backward",
+}
+
+
+class Wait(NamedTuple):
+    """Time that a device was blocked in a receive."""
+
+    device: int
+    start: float
+    end: float
+
+
+def measured_schedule(instance: Instance, step: Step) -> Schedule:
+    """The ops of a measured step as a schedule that starts at 0."""
+    zero = _first_start(step)
+    devices: list[list[TimedTask]] = [[] for _ in range(instance.num_devices)]
+    for event in sorted(step.events, key=lambda event: (event.start, event.end)):
+        task = Task(TaskKind(event.op), event.stage, event.microbatch)
+        devices[event.device].append(TimedTask(task, event.start - zero, event.end - zero))
+    return Schedule(tuple(map(tuple, devices)))
+
+
+def measured_waits(step: Step) -> tuple[Wait, ...]:
+    """The receive waits of a measured step, on the clock of :func:`measured_schedule`."""
+    zero = _first_start(step)
+    return tuple(
+        Wait(event.device, max(0.0, event.start - event.wait - zero), event.start - zero)
+        for event in step.events
+        if event.wait > 0 and event.start > zero
+    )
+
+
+def _first_start(step: Step) -> float:
+    return min((event.start for event in step.events), default=0.0)
+
+
+def time_range(*schedules: Schedule) -> tuple[float, float]:
+    """First start and last end over all given schedules; (0, 1) when nothing runs."""
+    timed = [timed for schedule in schedules for timed in schedule]
+    if not timed:
+        return 0.0, 1.0
+    first, last = min(t.start for t in timed), max(t.end for t in timed)
+    return first, last if last > first else first + 1.0
+
+
+def label(instance: Instance, task: Task) -> str:
+    """``F3``: kind and micro-batch; with the stage before it (``F2.3``) where a device holds several."""
+    if instance.num_stages == instance.num_devices:
+        return f"{task.kind}{task.microbatch}"
+    return str(task)
+
+
+def busy_time(schedule: Schedule) -> float:
+    """Sum of the lengths of all tasks on all devices."""
+    return sum(timed.end - timed.start for timed in schedule)
+
+
+def bubble_rate(schedule: Schedule, cost: float) -> float:
+    """``1 - work/cost``, work being the mean busy time of a device; say which cost where it is shown."""
+    if cost <= 0:
+        return 0.0
+    return max(0.0, 1.0 - busy_time(schedule) / (len(schedule.devices) * cost))
