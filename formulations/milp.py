@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -63,6 +64,10 @@ HIGHS_INFEASIBLE = frozenset(
     {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}
 )
 CBC_OPTIMAL = frozenset({"Optimal solution found"})
+# A model without binaries has no "Result" line; presolve may also end it before one is written.
+CBC_LP_INFEASIBLE = r"^(Problem is infeasible|Primal infeasible|Presolve determined .* infeasible)"
+# The log rounds "Lower bound" to three decimals (model units).
+CBC_LOG_PRECISION = 1e-3
 CBC_INFEASIBLE = frozenset({"Problem proven infeasible", "Linear relaxation infeasible"})
 
 
@@ -71,7 +76,7 @@ class _OutOfTimeError(Exception):
 
 
 class _Native(NamedTuple):
-    """What a backend left: its word, whether it finished, its bound in model units, and whether it has values."""
+    """What a backend left: its word, what it proved (bounds in model units), whether it has values."""
 
     word: str
     infeasible: bool
@@ -266,7 +271,7 @@ class MilpModel:
     # --- memory --------------------------------------------------------------------------------
 
     def add_memory(self) -> None:
-        """While each task runs: static memory, what earlier tasks left, and its own rise are within the cap."""
+        """While a task runs: static memory, what earlier tasks left and its own rise are within the cap."""
         self.freed: dict[tuple[int, int, Task], pulp.LpVariable] = {}
         for device, tasks in enumerate(self.on_device):
             cap = self.instance.cap(device)
@@ -484,13 +489,12 @@ def _bound(built: MilpModel, native: _Native) -> float | None:
     bound = native.bound * built.unit
     margin = BOUND_RTOL * max(bound, 0.0)
     ticks = make_ticks(built.instance, built.objective)
-    if ticks.exact and ticks.integral and float(ticks.tick) > 100 * margin:
+    if ticks.exact and ticks.integral and float(ticks.tick) > 4 * margin:
         return ticks.to_bound(math.ceil((bound - margin) / float(ticks.tick)))
     return max(0.0, bound - margin)
 
 
 def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
-    version = str(highspy.Highs().version())
     solver = pulp.HiGHS(
         msg=False,
         timeLimit=max(0.01, deadline - time.monotonic()),
@@ -506,7 +510,7 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
     variables = problem.variables()
 
     def interrupt(_kind: int, _text: str, _output: Any, given: Any, _data: Any) -> None:
-        if should_stop() or time.monotonic() > deadline:
+        if should_stop() or time.monotonic() > deadline + GRACE_SECONDS:
             given.user_interrupt = True
 
     model.setCallback(interrupt, None)
@@ -526,7 +530,11 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
         for variable, value in zip(variables, model.getSolution().col_value, strict=True):
             variable.varValue = value
     return _Native(
-        str(model.modelStatusToString(status)), status in HIGHS_INFEASIBLE, bound, has_values, version
+        str(model.modelStatusToString(status)),
+        status in HIGHS_INFEASIBLE,
+        bound,
+        has_values,
+        version("highspy"),
     )
 
 
@@ -548,7 +556,7 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callab
             command += ["-mips", str(start)]
         seconds = max(0.01, deadline - time.monotonic())
         command += ["-sec", f"{seconds:.2f}", "-timeMode", "elapsed", "-ratio", "0", "-allow", "1e-7"]
-        command += ["-integerTolerance", "1e-9", "-randomCbcSeed", str(seed + 1), "-threads", "1"]
+        command += ["-integerTolerance", "1e-9", "-randomCbcSeed", str(seed + 1)]
         command += ["-solve", "-printingOptions", "all", "-solution", str(solution)]
         begun = time.monotonic()
         _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS, should_stop)
@@ -593,25 +601,30 @@ def _read_cbc_log(text: str, in_time: bool) -> _Native:
     """
 
     def number(label: str) -> float | None:
-        found = re.findall(rf"^{label}:\s+(\S+)", text, re.MULTILINE)
+        found = re.findall(rf"^{label}\s+(\S+)", text, re.MULTILINE)
         try:
             return float(found[-1]) if found else None
         except ValueError:
             return None
 
     results = re.findall(r"^Result - (.+?)\s*$", text, re.MULTILINE)
-    word = results[-1] if results else "no result"
-    if not results and re.search(r"^Problem is infeasible", text, re.MULTILINE):
-        word = "Problem proven infeasible"
-    version = re.search(r"^Version: (\S+)", text, re.MULTILINE)
+    objective, lower = number("Objective value:"), number("Lower bound:")
+    if results:
+        word = str(results[-1])
+    elif re.search(CBC_LP_INFEASIBLE, text, re.MULTILINE):
+        word = "Linear relaxation infeasible"
+    elif (objective := number("Optimal objective")) is not None:
+        word = "Optimal solution found"  # a model without binaries is solved as an LP, which has no "Result"
+    else:
+        word = "no result before its limit"
+    release = re.search(r"^Version: (\S+)", text, re.MULTILINE)
     stopped = "Stopped on" in text or "Exiting on maximum" in text
     finished = in_time and not stopped
-    objective, lower = number("Objective value"), number("Lower bound")
     optimal = finished and word in CBC_OPTIMAL
     return _Native(
-        word if results or word != "no result" else "killed at its limit",
+        word,
         infeasible=finished and word in CBC_INFEASIBLE,
-        bound=objective if optimal else lower,
+        bound=objective if optimal else None if lower is None else lower - CBC_LOG_PRECISION,
         has_values=objective is not None,
-        version=version.group(1) if version else "",
+        version=release.group(1) if release else "",
     )
