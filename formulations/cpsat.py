@@ -174,7 +174,8 @@ class CpSatModel:
         model = self.model
         fused = model.new_bool_var(f"fused{s}.{j}")
         split = fused.negated()
-        end = start + b + (bw - b) * fused
+        end = model.new_int_var(0, horizon, f"backward_end{s}.{j}")  # cumulatives want a variable
+        model.add(end == start + b + (bw - b) * fused)
         released = model.new_int_var(0, horizon, f"released{s}.{j}")
         model.add(released == w_start + w).only_enforce_if(split)
         model.add(w_start == end).only_enforce_if(fused)
@@ -411,7 +412,11 @@ class _MemoryUnits:
 def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
     cap = instance.cap(device)
-    room = Fraction(cap) + Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap)) - Fraction(instance.static(device))
+    room = (
+        Fraction(cap)
+        + Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap))
+        - Fraction(instance.static(device))
+    )
     amounts = {
         s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
         for s in instance.stages_on(device)

@@ -17,9 +17,11 @@ import math
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import combinations
@@ -383,13 +385,14 @@ class MilpModel:
             value = self.before(a, b)
             return bool((value if isinstance(value, float) else value.value()) > 0.5)
 
+        chosen = {key: (v.value() or 0.0) > 0.5 for key, v in self.fused.items()}  # None: in no constraint
         programs = []
         for tasks in self.on_device:
             ahead = {t: sum(holds(other, t) for other in tasks if other != t) for t in tasks}
             program = []
             for task in sorted(tasks, key=lambda t: ahead[t]):
-                fused = self.fused.get((task.stage, task.microbatch))
-                if fused is None or task.kind is F or fused.value() < 0.5:
+                fused = chosen.get((task.stage, task.microbatch), False)
+                if task.kind is F or not fused:
                     program.append(task)
                 elif task.kind is B:
                     program.append(task._replace(kind=BW))
@@ -504,7 +507,8 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
         primal_feasibility_tolerance=1e-9,
     )
     problem = built.problem
-    solver.createAndConfigureSolver(problem)
+    with _stdout_closed():
+        solver.createAndConfigureSolver(problem)
     solver.buildSolverModel(problem)
     model = problem.solverModel
     variables = problem.variables()
@@ -536,6 +540,25 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
         has_values,
         version("highspy"),
     )
+
+
+@contextmanager
+def _stdout_closed() -> Iterator[None]:
+    """Keep HiGHS' banner, printed by C code once a process before any option is set, out of our output."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no stdout to keep clean
+        yield
+        return
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(sink)
 
 
 def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
