@@ -68,12 +68,13 @@ def gain_text(gain: float | None) -> str:
     return f"{gain:.1%} of the step" if gain > 0 else f"{-gain:.1%} slower"
 
 
-def make_row(
-    name: str, timed_on: Instance, schedule: Schedule, reference: float | None, objective: str
-) -> Row:
-    """Figures of one schedule; ``reference`` is 1F1B's cost under the objective."""
+def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, reference: float | None) -> Row:
+    """Figures of one schedule beside a plan; ``reference`` is 1F1B's cost under the plan's objective.
+
+    Memory is judged by the cap of the plan's instance: some baselines are built under a cap of their own.
+    """
     peaks = [peak_memory(timed_on, device, order) for device, order in enumerate(schedule.orders)]
-    cost = schedule.cost(objective)
+    cost = schedule.cost(plan.objective)
     return Row(
         name=name,
         makespan=schedule.makespan,
@@ -81,15 +82,15 @@ def make_row(
         bubble_rate_makespan=bubble_rate(schedule, schedule.makespan),
         bubble_rate_span=bubble_rate(schedule, schedule.span),
         peak_memory=max(peaks),
-        fits_cap=all(timed_on.fits(device, peak) for device, peak in enumerate(peaks)),
+        fits_cap=all(plan.instance.fits(device, peak) for device, peak in enumerate(peaks)),
         gain=None if not reference else (reference - cost) / reference,
     )
 
 
 def baseline_schedule(instance: Instance, name: str, objective: str) -> tuple[Instance, Schedule]:
     """A baseline's orders at their best times for the objective, and the instance that they run on."""
-    timed_on, schedule = BASELINES[name].schedule(instance)
-    return timed_on, simulate_for(timed_on, schedule.orders, objective)
+    timed_on, orders = BASELINES[name].prepared(instance)
+    return timed_on, simulate_for(timed_on, orders, objective)
 
 
 def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, str]:
@@ -100,7 +101,7 @@ def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, 
         return None, f"1F1B does not apply: {error}"
     for device, order in enumerate(schedule.orders):
         peak = peak_memory(timed_on, device, order)
-        if not timed_on.fits(device, peak):
+        if not instance.fits(device, peak):
             return None, (
                 f"1F1B does not fit the cap: device {device} would need {peak:g} {instance.memory_unit}, "
                 f"has {instance.cap(device):g}"
@@ -120,8 +121,8 @@ def compare_with_baselines(plan: Plan) -> ComparisonTable:
         except ZbsolveError as error:
             not_applicable.append((name, str(error)))
             continue
-        rows.append(make_row(name, timed_on, schedule, reference, objective))
-    rows.append(make_row(f"zbsolve ({plan.solver.name})", instance, plan.schedule(), reference, objective))
+        rows.append(make_row(name, plan, timed_on, schedule, reference))
+    rows.append(make_row(f"zbsolve ({plan.solver.name})", plan, instance, plan.schedule(), reference))
     return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from zbsolve.errors import InputError
@@ -47,7 +48,7 @@ CAP_COLOUR = "#B22222"
 WAIT_COLOUR = "#D9D9D9"
 
 _POINTS_PER_INCH = 72
-_GLYPH_WIDTH = 0.62  # of the font size, for digits and capitals of the default font
+_GLYPH_WIDTH = 0.72  # of the font size: between the digits and the W of the default font
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _gantt_figure(
 ) -> Figure:
     p = instance.num_devices
     longest = max(len(order) for lane in lanes for order in lane.schedule.devices)
-    width = float(np.clip(3 + 0.22 * longest, 9, 28))
+    width = float(np.clip(3 + 0.3 * longest, 9, 20))
     lane_height = 0.42 if p <= 8 else 0.28
     band = 0.0 if memory_of is None else 0.6 * lane_height
     row = len(lanes) * lane_height + band + 0.10
@@ -203,17 +204,37 @@ def _draw_lane(
             axes.add_collection(
                 PolyCollection(boxes, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.4)
             )
+    _write_labels(axes, instance, lane, device, (top, height), font, inches_per_time)
+
+
+def _write_labels(
+    axes: Axes,
+    instance: Instance,
+    lane: Lane,
+    device: int,
+    place: tuple[float, float],
+    font: float,
+    inches_per_time: float,
+) -> None:
+    """Full labels where the longest fits its kind's boxes, else micro-batches, else none: never a mixture."""
     chunk = {stage: index for index, stage in enumerate(instance.stages_on(device))}
-    for task, start, end in lane.schedule.devices[device]:
-        text = label(instance, task)
-        needed = len(text) * _GLYPH_WIDTH * font / _POINTS_PER_INCH
-        if (end - start) * inches_per_time < needed:
-            text = str(task.microbatch)
-            needed = (len(text) + 0.3) * _GLYPH_WIDTH * font / _POINTS_PER_INCH
-        if (end - start) * inches_per_time >= needed:
+    timed = lane.schedule.devices[device]
+    for kind in TaskKind:
+        boxes = [box for box in timed if box.task.kind is kind]
+        if not boxes:
+            continue
+        room = float(np.median([box.end - box.start for box in boxes])) * inches_per_time
+        candidates = (
+            [label(instance, box.task) for box in boxes],
+            [str(box.task.microbatch) for box in boxes],
+        )
+        texts = next((texts for texts in candidates if _width(texts, font) <= room), None)
+        if texts is None:
+            continue
+        for (task, start, end), text in zip(boxes, texts, strict=True):
             axes.text(
                 (start + end) / 2,
-                top + height * 0.48,
+                place[0] + place[1] * 0.48,
                 text,
                 ha="center",
                 va="center",
@@ -222,6 +243,11 @@ def _draw_lane(
                 fontweight="bold" if chunk[task.stage] % 2 else "normal",
                 clip_on=True,
             )
+
+
+def _width(texts: Sequence[str], font: float) -> float:
+    """Inches that the longest text and its margin take."""
+    return (max(map(len, texts)) * _GLYPH_WIDTH + 0.3) * font / _POINTS_PER_INCH
 
 
 def _box(start: float, end: float, top: float, bottom: float) -> list[tuple[float, float]]:
@@ -252,9 +278,9 @@ def _draw_memory(
             axes.plot([first, last], [level, level], color=CAP_COLOUR, linestyle="--", linewidth=0.8)
 
 
-def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | None) -> list[Patch]:
+def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | None) -> list[Patch | Line2D]:
     present = {timed.task.kind for lane in lanes for timed in lane.schedule}
-    handles = [
+    handles: list[Patch | Line2D] = [
         Patch(facecolor=COLOURS[kind], label=f"{kind} {MEANINGS[kind]}")
         for kind in TaskKind
         if kind in present
@@ -266,5 +292,7 @@ def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | Non
     if memory_of is not None:
         handles.append(Patch(facecolor=MEMORY_COLOUR, label=f"in-flight memory ({instance.memory_unit})"))
         if instance.memory_cap is not None:
-            handles.append(Patch(facecolor="none", edgecolor=CAP_COLOUR, linestyle="--", label="memory cap"))
+            handles.append(
+                Line2D([], [], color=CAP_COLOUR, linestyle="--", linewidth=0.8, label="memory cap")
+            )
     return handles

@@ -8,6 +8,7 @@ fills most of it, so that very short tasks may not appear.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -20,6 +21,9 @@ from zbsolve.report.comparison import ComparisonTable, cap_text
 from zbsolve.report.timeline import COLOURS, MEANINGS, label, time_range
 from zbsolve.schedule import Schedule
 from zbsolve.trace import Comparison, Trace
+
+if TYPE_CHECKING:
+    from zbsolve.demo import DemoRow
 
 FILL: dict[TaskKind, str] = {F: "f", B: "b", W: "w", BW: "#"}
 IDLE = "."
@@ -307,6 +311,38 @@ def gradients_text(trace: Trace) -> str:
         f"{verdict}: worst relative difference {check.worst_relative_difference:.3g} in {check.where} "
         f"(tolerance {check.tolerance:.3g})"
     )
+
+
+def demo_table(rows: Sequence[DemoRow]) -> Table:
+    """One row a run: prediction, measurement, and what was checked."""
+    shown = Table(
+        "schedule",
+        "predicted makespan",
+        "measured makespan",
+        "ratio",
+        "worst op",
+        "gradients equal",
+        "peak memory predicted",
+        "peak memory measured",
+        "gap",
+    )
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        instance, comparison, trace = row.plan.instance, row.comparison, row.trace
+        check = trace.gradients
+        shown.add_row(
+            escape(row.name),
+            f"{comparison.predicted_makespan:.1f} {escape(instance.time_unit)}",
+            f"{comparison.measured_makespan:.1f} {escape(instance.time_unit)}",
+            f"{comparison.ratio:.3f}",
+            f"{comparison.worst.op}{comparison.worst.stage}: {comparison.worst.ratio:.3f}",
+            "-" if check is None else ("yes" if check.equal else "NO"),
+            f"{max(row.plan.peak_memory):.4g} {escape(instance.memory_unit)}",
+            "-" if trace.peak_memory is None else f"{max(trace.peak_memory):.4g}",
+            f"{row.plan.gap:.2%}",
+        )
+    return shown
 
 
 def _amounts(values: Sequence[float]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zbsolve.graph import BW, B, F, Task, TaskKind, W
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, make_instance
 from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.trace import Step
+from zbsolve.trace import Step, Trace, recalibrate
 
 # Okabe and Ito's palette: told apart with every common colour blindness, and black text reads on each.
 COLOURS: dict[TaskKind, str] = {F: "#56B4E9", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
@@ -50,6 +50,22 @@ def measured_waits(step: Step) -> tuple[Wait, ...]:
         for event in step.events
         if event.wait > 0 and event.start > zero
     )
+
+
+def instance_of_trace(trace: Trace) -> Instance:
+    """What a trace alone tells of its instance: placement, and the median times. Memory is unknown (0)."""
+    events = trace.steps[0].events
+    home = {event.stage: event.device for event in events}
+    zero = {"t_f": 0.0, "t_b": 0.0, "t_w": 0.0, "mem_b": 0.0, "mem_w": 0.0}
+    bare = make_instance(
+        name=trace.model,
+        time_unit=trace.time_unit,
+        memory_unit=trace.memory_unit,
+        num_devices=max(home.values(), default=0) + 1,
+        num_microbatches=max((event.microbatch for event in events), default=0) + 1,
+        stages=[{"device": home.get(s, 0), **zero} for s in range(max(home, default=0) + 1)],
+    )
+    return recalibrate(bare, trace)
 
 
 def _first_start(step: Step) -> float:
