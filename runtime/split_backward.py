@@ -22,6 +22,7 @@ step 1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -459,12 +460,15 @@ class SplitStage:
         sums = _Sums()
         with torch.no_grad():
             calls = record.store.calls
+            uses = Counter(p for call in calls for p in call.parameters)
+            uses.update(p for p, _ in record.held)
             while calls:
                 call = calls.pop(0)
                 for parameter, gradient in zip(call.parameters, call.gradients(*call.tensors), strict=True):
                     sums.add(parameter, gradient.to(parameter.dtype))
-                if not any(p in later.parameters for later in calls for p in call.parameters):
-                    sums.flush(call.parameters, keep={p for p, _ in record.held})
+                    uses[parameter] -= 1
+                    if not uses[parameter]:
+                        sums.flush(parameter)
         for parameter, gradient in record.held:
             sums.add(parameter, gradient)
         for start, arrived in record.recorded:
@@ -563,10 +567,8 @@ class _Sums:
         known = self._sums.get(parameter)
         self._sums[parameter] = gradient if known is None else known + gradient
 
-    def flush(self, parameters: Iterable[nn.Parameter], keep: set[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter not in keep and parameter in self._sums:
-                accumulate(parameter, self._sums.pop(parameter))
+    def flush(self, parameter: nn.Parameter) -> None:
+        accumulate(parameter, self._sums.pop(parameter))
 
     def flush_all(self) -> None:
         for parameter, gradient in self._sums.items():
