@@ -67,7 +67,10 @@ HIGHS_INFEASIBLE = frozenset(
 )
 CBC_OPTIMAL = frozenset({"Optimal solution found"})
 # A model without binaries has no "Result" line; presolve may also end it before one is written.
-CBC_LP_INFEASIBLE = r"^(Problem is infeasible|Primal infeasible|Presolve determined .* infeasible)"
+CBC_EARLY_INFEASIBLE = (
+    r"^(Problem is infeasible|Primal infeasible|Presolve determined .* infeasible"
+    r"|Pre-processing says infeasible)"
+)
 # The log rounds "Lower bound" to three decimals (model units).
 CBC_LOG_PRECISION = 1e-3
 CBC_INFEASIBLE = frozenset({"Problem proven infeasible", "Linear relaxation infeasible"})
@@ -251,7 +254,7 @@ class MilpModel:
             self.problem += self.start[b] >= self.start[a] + self.length(a) + lag_of.get((a, b), 0.0)
         for task, earliest in self._earliest.items():
             if task != Task(F, 0, 0):
-                self.start[task].lowBound = earliest
+                self.start[task].lowBound = earliest * (1 - 1e-9)  # sums of floats in another order
 
     def order_zero_length_tasks(self) -> None:
         """Ranks for tasks that may have no length: times alone do not keep those from a circle.
@@ -358,7 +361,7 @@ class MilpModel:
         sequence = [task._replace(kind=B) if task.kind is BW else task for task in sequence]
         for (s, j), variable in self.fused.items():
             fused = Task(BW, s, j) in times
-            variable.setInitialValue(int(fused))
+            _preset(variable, int(fused))
             if fused:  # a void W stands right behind its backward and the W before it
                 void, after = Task(W, s, j), [Task(B, s, j)]
                 if j > 0:
@@ -368,15 +371,15 @@ class MilpModel:
                 start[void] = end[void] = end[sequence[position]]
         place = {task: i for i, task in enumerate(sequence)}
         for task, variable in self.start.items():
-            variable.setInitialValue(start[task])
+            _preset(variable, start[task])
         for (a, b), variable in self.first.items():
-            variable.setInitialValue(int(place[a] < place[b]))
+            _preset(variable, int(place[a] < place[b]))
         for task, variable in self.rank.items():
-            variable.setInitialValue(place[task])
+            _preset(variable, place[task])
         for (s, j, task), variable in self.freed.items():
             released = Task(B if Task(BW, s, j) in times else W, s, j)
-            variable.setInitialValue(int(place[released] < place[task]))
-        self.cost.setInitialValue(HORIZON_UNITS)
+            _preset(variable, int(place[released] < place[task]))
+        _preset(self.cost, HORIZON_UNITS)
 
     def orders(self) -> Orders:
         """Per device, the tasks in the order that the values of the pair variables state."""
@@ -402,6 +405,11 @@ class MilpModel:
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:
             raise _OutOfTimeError
+
+
+def _preset(variable: pulp.LpVariable, value: float) -> None:
+    """Initial value, within the bounds (which sums of floats may miss by their last digit)."""
+    variable.setInitialValue(min(max(value, variable.lowBound), variable.upBound))
 
 
 def _name(task: Task) -> str:
@@ -634,8 +642,8 @@ def _read_cbc_log(text: str, in_time: bool) -> _Native:
     objective, lower = number("Objective value:"), number("Lower bound:")
     if results:
         word = str(results[-1])
-    elif re.search(CBC_LP_INFEASIBLE, text, re.MULTILINE):
-        word = "Linear relaxation infeasible"
+    elif re.search(CBC_EARLY_INFEASIBLE, text, re.MULTILINE):
+        word = "Problem proven infeasible"
     elif (objective := number("Optimal objective")) is not None:
         word = "Optimal solution found"  # a model without binaries is solved as an LP, which has no "Result"
     else:
