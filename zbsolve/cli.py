@@ -16,7 +16,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
@@ -117,6 +119,12 @@ def command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
             except BrokenPipeError:
                 # The reader (head, less) has what it wanted; keep the interpreter's last flush quiet too.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except OSError as error:
+                if verbose:
+                    logger.exception("where it happened")
+                place = f"{error.filename}: " if error.filename else ""
+                typer.echo(f"zbsolve: {place}{error.strerror or error}: nothing was overwritten", err=True)
+                raise typer.Exit(EnvironmentFailedError.exit_code) from None
 
         signature = inspect.signature(function, eval_str=True)
         option = inspect.Parameter(
@@ -626,11 +634,17 @@ def import_command(
 # --- profile, run, demo --------------------------------------------------------------------------
 
 
-def _require_torch() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise EnvironmentFailedError('torch is not installed: pip install "zbsolve[runtime]"')
+def _runtime() -> ModuleType:
+    """The runtime's front door, or one line that says how to get torch."""
+    try:
+        return import_module("zbsolve.runtime.api")
+    except ImportError as error:
+        if (error.name or "").startswith("zbsolve"):
+            raise  # a fault of this package, not of the environment
+        missing = "is not installed" if isinstance(error, ModuleNotFoundError) else f"fails to load ({error})"
+        raise EnvironmentFailedError(
+            f'{error.name or "torch"} {missing}: pip install "zbsolve[runtime]"'
+        ) from None
 
 
 ModelOption = Annotated[str, typer.Option(metavar="MODEL", help="gpt, or pkg.module:factory.")]
@@ -671,11 +685,10 @@ def profile_command(
 
     _check_writable(output)
     layers = _integers(layers_per_stage, "--layers-per-stage")
-    _require_torch()
     from zbsolve.files import write_text_atomically
-    from zbsolve.runtime.api import ProfileOptions, profile_model
 
-    options = ProfileOptions(
+    runtime = _runtime()
+    options = runtime.ProfileOptions(
         model=model,
         num_devices=devices,
         num_microbatches=microbatches,
@@ -690,7 +703,7 @@ def profile_command(
         timeout=timeout,
     )
     with _status(f"profiling {model} …") as update:
-        instance = profile_model(options, update)
+        instance: Instance = runtime.profile_model(options, update)
     if memory_cap is not None:
         instance = instance.with_memory_cap(memory_cap)
     write_text_atomically(output, json.dumps(instance.to_json_dict(), indent=1) + "\n")
@@ -733,10 +746,8 @@ def run_command(
     loaded = load_plan(plan)
     _require_valid(loaded, plan)
     layers = _integers(layers_per_stage, "--layers-per-stage")
-    _require_torch()
-    from zbsolve.runtime.api import RunOptions, run_plan
-
-    options = RunOptions(
+    runtime = _runtime()
+    options = runtime.RunOptions(
         model=model,
         steps=steps,
         warmup=warmup,
@@ -751,7 +762,7 @@ def run_command(
         backend=backend.value,
     )
     with _status(f"running {plan} …") as update:
-        trace = run_plan(loaded, options, update)
+        trace: Trace = runtime.run_plan(loaded, options, update)
     if trace_out is not None:
         trace.save(trace_out)
     _print_run(loaded, trace)
@@ -785,7 +796,7 @@ def demo_command(
     Profiles a small GPT on 2 processes, solves, runs the plan with gradients checked, and runs 4 emulated
     devices; then sets what was predicted beside what was measured.
     """
-    _require_torch()
+    _runtime()
     from zbsolve.demo import run_demo
     from zbsolve.report.text import demo_table
 
