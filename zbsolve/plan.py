@@ -45,7 +45,7 @@ class Action(_FileModel):
     is the other device and ``message`` the place in the total order of messages, equal on both sides.
     """
 
-    op: ComputeOp | MessageOp
+    op: Literal[ComputeOp, MessageOp]  # not a union of both: an error then lists every op
     stage: Annotated[int, Field(ge=0)]
     microbatch: Annotated[int, Field(ge=0)]
     start: Annotated[float, Field(allow_inf_nan=False)]
