@@ -304,6 +304,18 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     assert invoke("check", tmp_path / "p.json").exit_code == 0
 
 
+def test_the_readmes_figures_hold() -> None:
+    """The example of README.md: 591 ms, proven; 15.8 % of 1F1B's 702 ms."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    out = invoke("solve", ROOT / "docs/unequal-p4.json", "--time-limit", 30).stdout
+    shown = [
+        line.strip() for line in readme.split("-o plan.json\n    makespan")[1].split("\n\n")[0].splitlines()
+    ]
+    assert len(shown) == 7
+    for line in ("makespan     " + shown[0], *(line for line in shown[1:] if line != "…")):
+        assert " ".join(line.split()) in " ".join(out.split())
+
+
 # --- compare and check ---------------------------------------------------------------------------
 
 

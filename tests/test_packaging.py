@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from zbsolve import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 MAPPED = ("formulations", "runtime", "instances")
@@ -53,6 +57,37 @@ def test_links_point_at_the_mapped_folders(folder: str) -> None:
     assert link.is_symlink()
     assert os.readlink(link) == f"../{folder}"
     assert not (ROOT / folder).is_symlink()
+
+
+def test_every_import_is_declared() -> None:
+    """What the code imports is in the dependencies or, for the runtime, in its extra."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.match(r"[A-Za-z0-9_-]+", text)[0].lower() for text in requirements}
+
+    base = names(project["dependencies"]) | {"zbsolve"}
+    allowed = {"zbsolve": base, "formulations": base, "runtime": base | {"torch", "psutil"}}
+    assert names(project["optional-dependencies"]["runtime"]) == {"torch", "psutil"}
+    for folder, known in allowed.items():
+        for inner in python_folders(folder):
+            for path in (ROOT / inner).glob("*.py"):
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                    modules = []
+                    if isinstance(node, ast.Import):
+                        modules = [alias.name for alias in node.names]
+                    elif isinstance(node, ast.ImportFrom):
+                        modules = [node.module or ""]
+                    for module in modules:
+                        top = module.split(".")[0].lower()
+                        assert top in known or top in sys.stdlib_module_names, f"{path}: {module}"
+
+
+def test_version_is_stated_once() -> None:
+    """The distribution's version is the package's."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["version"] == __version__
 
 
 @pytest.fixture(scope="module")
