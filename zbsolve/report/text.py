@@ -1,8 +1,8 @@
 """Reports for the terminal: the Gantt chart to scale, and tables. Builds rich objects; prints nothing.
 
 The chart needs no colour to be read: each box begins with its label, is filled with its own letter, and
-idle time is a dot. A box narrower than its label shows its kind alone; a column holds the task that
-fills most of it, so that very short tasks may not appear.
+idle time is a dot. A box narrower than its label shows its kind alone. A column holds the task that fills
+most of it; where many short tasks share a column, the small letter of the kind that takes most of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zbsolve.instance import Instance
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import ComparisonTable, cap_text
 from zbsolve.report.timeline import COLOURS, MEANINGS, label, time_range
-from zbsolve.schedule import Schedule
+from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Comparison, Trace
 
 if TYPE_CHECKING:
@@ -74,31 +74,51 @@ def _kinds(schedules: Iterable[Schedule]) -> list[TaskKind]:
 def _row(
     instance: Instance, schedule: Schedule, device: int, first: float, scale: float, columns: int
 ) -> Text:
-    owner: list[Task | None] = [None] * columns
-    share = [0.5 * scale] * columns  # a task takes a column when it fills more of it than this
-    for task, start, end in schedule.devices[device]:
-        begin = max(0, int((start - first) / scale))
-        for column in range(begin, min(columns, int((end - first) / scale) + 1)):
-            left = first + column * scale
-            overlap = min(end, left + scale) - max(start, left)
-            if overlap > share[column] or (overlap > 0 and overlap >= share[column] > 0.5 * scale):
-                owner[column], share[column] = task, overlap
+    owners = _owners(schedule.devices[device], first, scale, columns)
     row = Text()
     column = 0
     while column < columns:
-        shown_task = owner[column]
+        owner = owners[column]
         stop = column
-        while stop < columns and owner[stop] == shown_task:
+        while stop < columns and owners[stop] == owner:
             stop += 1
         length = stop - column
-        if shown_task is None:
+        if owner is None:
             row.append(IDLE * length, style="dim")
+        elif isinstance(owner, TaskKind):
+            row.append(FILL[owner] * length, style=f"black on {COLOURS[owner]}")
         else:
-            kind, text = shown_task.kind, label(instance, shown_task)
+            kind, text = owner.kind, label(instance, owner)
             shown = text if len(text) <= length else (FILL[BW] if kind is BW else str(kind))
             row.append(shown.ljust(length, FILL[kind]), style=f"black on {COLOURS[kind]}")
         column = stop
     return row
+
+
+def _owners(
+    program: Sequence[TimedTask], first: float, scale: float, columns: int
+) -> list[Task | TaskKind | None]:
+    """What each column shows: the task that fills most of it, else the kind that most of it is busy with."""
+    owners: list[Task | TaskKind | None] = [None] * columns
+    largest = [0.0] * columns
+    busy: list[dict[TaskKind, float]] = [{} for _ in range(columns)]
+    for task, start, end in program:
+        begin = max(0, int((start - first) / scale))
+        for column in range(begin, min(columns, int((end - first) / scale) + 1)):
+            left = first + column * scale
+            overlap = min(end, left + scale) - max(start, left)
+            if overlap <= 0:
+                continue
+            shares = busy[column]
+            shares[task.kind] = shares.get(task.kind, 0.0) + overlap
+            if overlap > largest[column]:
+                owners[column], largest[column] = task, overlap
+    for column, shares in enumerate(busy):
+        if sum(shares.values()) < 0.5 * scale:
+            owners[column] = None
+        elif largest[column] < 0.5 * scale:
+            owners[column] = max(shares, key=lambda kind: shares[kind])
+    return owners
 
 
 def memory_table(plan: Plan) -> Table:
