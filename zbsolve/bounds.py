@@ -10,14 +10,18 @@ completion times of any schedule breaks no rule and changes no cost. Proofs may 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zbsolve.graph import B, F, TaskKind, W
-from zbsolve.instance import MEMORY_RTOL, Instance, Stage
+from zbsolve.instance import Instance
+from zbsolve.precedence import back, room, windows
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,6 @@ class Bound:
     method: str
     statement: str
     device: int | None = None
-
-
-def back(stage: Stage) -> float:
-    """Shortest time from the start of a stage's backward to its input gradient."""
-    return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
 
 
 # --- chains ------------------------------------------------------------------------------------
@@ -54,12 +53,6 @@ def backward_tail(instance: Instance, s: int) -> float:
     return tail + instance.stages[0].min_backward
 
 
-def after_backward_starts(instance: Instance, s: int) -> float:
-    """Least time from the start of a backward of stage s to the end of the step."""
-    stage = instance.stages[s]
-    return max(stage.min_backward, back(stage) + backward_tail(instance, s))
-
-
 def round_trip(instance: Instance, a: int, b: int) -> float:
     """Least time from the end of F of stage a to the start of the backward of stage b, one micro-batch.
 
@@ -71,92 +64,16 @@ def round_trip(instance: Instance, a: int, b: int) -> float:
     return out + home
 
 
-# --- bounds on one device's window ----------------------------------------------------------------
-
-
-def path_bound(instance: Instance) -> Bound:
-    """One micro-batch needs the whole path: all F, all backwards, all hops.
-
-    Proof: its tasks form a chain by the dependencies; stage 0's W, if split, follows its B.
-    """
-    value = instance.stages[0].t_f + round_trip(instance, 0, 0) + instance.stages[0].min_backward
-    return Bound(value, "path", f"one micro-batch's whole path takes {value:g}")
-
-
-def machine_bound(instance: Instance, device: int) -> Bound:
-    """Heads and tails on one device (the bottleneck bound, strengthened over all pairs of thresholds).
-
-    Every task has a head r (least time before it can start, by its chain of predecessors) and a tail q
-    (least time from its end to the end of the step). For any set of tasks of one device, the makespan is
-    at least ``min r + sum of durations + min q``: the device starts the first of them no earlier than
-    min r, works one at a time, and after the last of them min q must pass. All sets of the form
-    {r >= a, q >= b} are tried; with identical micro-batches these are sets of whole (stage, kind) classes.
-
-    Fusing: where t_bw is given, a set holding both B and W of a stage counts the shorter of the two
-    ways; one holding only B counts ``back``. A set never holds W without its B's alternative unless the stage
-    cannot fuse (then W is counted alone).
-    """
-    m = instance.num_microbatches
-    stages = instance.stages_on(device)
-    heads: dict[tuple[int, TaskKind], float] = {}
-    tails: dict[tuple[int, TaskKind], float] = {}
-    for s in stages:
-        stage = instance.stages[s]
-        heads[s, F] = forward_head(instance, s)
-        heads[s, B] = heads[s, F] + stage.t_f + round_trip(instance, s, s)
-        heads[s, W] = heads[s, B] + stage.t_b
-        tails[s, F] = round_trip(instance, s, s) + after_backward_starts(instance, s)
-        tails[s, B] = backward_tail(instance, s)
-        tails[s, W] = 0.0
-    best = Bound(-1.0, "", "")
-    for a in set(heads.values()):
-        for b in set(tails.values()):
-            chosen = [{k for k in (F, B, W) if heads[s, k] >= a and tails[s, k] >= b} for s in stages]
-            if not any(chosen):
-                continue
-            work = m * sum(
-                _class_work(instance.stages[s], kinds) for s, kinds in zip(stages, chosen, strict=True)
-            )
-            if a + work + b > best.value:
-                best = Bound(
-                    a + work + b,
-                    "bottleneck",
-                    f"device {device}: {a:g} before its work can begin, {work:g} of work, {b:g} after it",
-                    device,
-                )
-    return best
-
-
-def _class_work(stage: Stage, kinds: set[TaskKind]) -> float:
-    """Least device time of one micro-batch's tasks of the given kinds on a stage."""
-    work = stage.t_f if F in kinds else 0.0
-    if B in kinds:
-        return work + (stage.min_backward if W in kinds else back(stage))
-    return work + (stage.t_w if W in kinds and stage.t_bw is None else 0.0)
-
-
-def work_bound(instance: Instance, device: int) -> Bound:
-    """Span: a device's window holds all its work."""
-    work = instance.device_work(device)
-    return Bound(work, "work", f"device {device} works {work:g}", device)
-
-
 # --- memory ------------------------------------------------------------------------------------
-
-
-def _room(instance: Instance, device: int) -> float:
-    """Memory for activations, with the tolerance that the checker grants."""
-    cap = instance.cap(device)
-    return cap - instance.static(device) + MEMORY_RTOL * max(1.0, cap) if cap < math.inf else math.inf
 
 
 def _most_in_flight(instance: Instance, device: int, s: int) -> int:
     """Most F's of a stage that can run before a backward of it starts (m when memory sets no limit)."""
-    stage, room = instance.stages[s], _room(instance, device)
-    if math.isinf(room) or stage.mem_b == 0:
+    stage, free = instance.stages[s], room(instance, device)
+    if math.isinf(free) or stage.mem_b == 0:
         return instance.num_microbatches
     growth = stage.growth if stage.t_bw is None else 0.0
-    return max(1, min(instance.num_microbatches, int((room - growth) / stage.mem_b)))
+    return max(1, min(instance.num_microbatches, int((free - growth) / stage.mem_b)))
 
 
 def first_window_idle(instance: Instance, device: int) -> float:
@@ -173,26 +90,26 @@ def first_window_idle(instance: Instance, device: int) -> float:
     last = instance.stages[stages[-1]]
     if len(stages) == 1:  # whole F's only
         return max(0.0, length - _most_in_flight(instance, device, stages[0]) * last.t_f)
-    room = _room(instance, device) - (last.growth if last.t_bw is None else 0.0)
+    free = room(instance, device) - (last.growth if last.t_bw is None else 0.0)
     filled = 0.0
     by_value = sorted(
         (instance.stages[s] for s in stages),
         key=lambda stage: stage.mem_b / stage.t_f if stage.t_f else math.inf,
     )
     for stage in by_value:
-        number = m if stage.mem_b == 0 else min(m, max(0.0, room) / stage.mem_b)
+        number = m if stage.mem_b == 0 else min(m, max(0.0, free) / stage.mem_b)
         filled += number * stage.t_f
-        room -= number * stage.mem_b if stage.mem_b else 0.0
+        free -= number * stage.mem_b if stage.mem_b else 0.0
     return max(0.0, length - filled)
 
 
 def last_window_idle(instance: Instance, device: int) -> list[float]:
     """Idle forced between a one-stage device's last F and its last micro-batch's backward.
 
-    Entry x - 1 holds when x of the device's W's run after the last backward (its own is one). Let i be
-    the micro-batches in flight at the start of the last F (itself included) and w the pending W's:
-    ``i mem_b + w mem_w`` is within the cap. The last backward starts no earlier than a round trip RT after the
-    end of the last F. In between only the other i - 1 backwards can run, and those of the w + i - 1
+    Entry x - 1 holds when x of the device's W's run after the last backward (its own is one). Let i be the
+    number in flight at the start of the last F (itself included), w the pending W's:
+    ``i mem_b + w mem_w`` is within the cap. The last backward starts no earlier than a round trip RT after
+    the end of the last F. In between only the other i - 1 backwards can run, and those of the w + i - 1
     pending W's that are not left for later: idle >= RT - (i - 1) t_b - (w + i - 1 - (x - 1)) t_w,
     minimised over all (i, w) that fit; more pending W's only mean more possible work, so w is the largest.
     Where the stage can fuse, each of the i - 1 may take max(t_b + t_w, t_bw).
@@ -202,14 +119,14 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
     """
     (s,) = instance.stages_on(device)
     stage, m = instance.stages[s], instance.num_microbatches
-    room = _room(instance, device)
+    free = room(instance, device)
     if _most_in_flight(instance, device, s) >= m:
         return []
     i = np.arange(1, m + 1)
-    i = i[i * stage.mem_b <= room]
+    i = i[i * stage.mem_b <= free]
     pending = m - i
     if stage.mem_w > 0:
-        pending = np.minimum(pending, np.floor((room - i * stage.mem_b) / stage.mem_w).astype(np.int64))
+        pending = np.minimum(pending, np.floor((free - i * stage.mem_b) / stage.mem_w).astype(np.int64))
     fused_extra = 0.0 if stage.t_bw is None else max(0.0, stage.t_bw - stage.t_b - stage.t_w)
     trip = round_trip(instance, s, s)
     result = []
@@ -253,39 +170,67 @@ def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
     )
 
 
-def memory_cycle_bound(instance: Instance, device: int, objective: str) -> Bound | None:
-    """With at most k micro-batches of a stage in flight, every k-th F waits for a whole round trip.
+def window_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
+    """Longest paths through dependencies and memory waits, and one machine's work between them.
 
-    At the start of F(j + k) the k + 1 micro-batches j to j + k cannot all be held, and they are taken in
-    order, so the backward of j has ended: ``start F(j+k) >= start F(j) + t_f + RT + back``. From F(0)
-    there are q = ceil(m / k) - 1 such steps; then the remaining m - q k F's run one after another, and the
-    last of them makes its own round trip.
+    :mod:`zbsolve.precedence` gives every task a head (least time before its start) and a tail (least
+    time after its end). A device runs one task at a time, so its tasks form a one-machine
+    schedule with these heads and tails; the preemptive relaxation, solved exactly by always running the
+    available task with the longest tail (Jackson; Carlier 1982), is a lower bound on the makespan. With
+    heads from the device's own first F and tails to its own end it bounds the device's window, hence the
+    span.
+
+    Where a stage can fuse, its backward is two preemptible jobs: ``back`` long with the tail of what waits
+    for the gradient, and the rest of ``min_backward`` with none. Split or fused, the device spends at least
+    that, the first part before the gradient leaves.
     """
-    best: Bound | None = None
-    m, room = instance.num_microbatches, _room(instance, device)
-    for s in instance.stages_on(device):
-        stage = instance.stages[s]
-        if math.isinf(room) or stage.mem_b == 0:
-            continue
-        k = max(1, int(room / stage.mem_b))
-        if k >= m:
-            continue
-        trip = round_trip(instance, s, s)
-        cycle = stage.t_f + trip + back(stage)
-        steps = -(-m // k) - 1
-        value = steps * cycle + (m - steps * k) * stage.t_f + trip
-        if objective == "makespan":
-            value += forward_head(instance, s) + after_backward_starts(instance, s)
+    found = windows(instance)
+    for device in range(instance.num_devices):
+        observer = instance.num_devices if objective == "makespan" else device
+        jobs: list[tuple[float, float, float]] = []
+        for s in instance.stages_on(device):
+            stage = instance.stages[s]
+            heads = np.maximum(found.heads[:, s, :, observer], 0.0)
+            tails = found.tails[:, s, :, observer]
+            jobs += _jobs(heads[0], stage.t_f, tails[0])
+            jobs += _jobs(heads[1], back(stage), tails[1])
+            if stage.t_bw is None:
+                jobs += _jobs(heads[2], stage.t_w, tails[2])
+            else:
+                jobs += _jobs(heads[1], stage.min_backward - back(stage), np.zeros(len(heads[1])))
+        value = preemptive_one_machine(jobs)
+        yield Bound(
+            value,
+            "one machine",
+            f"device {device}: its tasks between the least times before and after each need {value:g}",
+            device,
+        )
+
+
+def _jobs(heads: FloatArray, length: float, tails: FloatArray) -> list[tuple[float, float, float]]:
+    return [(head, length, tail) for head, tail in zip(heads.tolist(), tails.tolist(), strict=True)]
+
+
+def preemptive_one_machine(jobs: list[tuple[float, float, float]]) -> float:
+    """Least max(end + tail) of jobs (head, duration, tail) on one machine that may preempt (Carlier 1982)."""
+    jobs = sorted(jobs)
+    available: list[tuple[float, float]] = []  # (-tail, time left)
+    now, best, following = 0.0, 0.0, 0
+    while following < len(jobs) or available:
+        if not available:
+            now = max(now, jobs[following][0])
+        while following < len(jobs) and jobs[following][0] <= now:
+            _, length, tail = jobs[following]
+            heapq.heappush(available, (-tail, length))
+            following += 1
+        negative_tail, left = heapq.heappop(available)
+        until = jobs[following][0] if following < len(jobs) else math.inf
+        if now + left <= until:
+            now += left
+            best = max(best, now - negative_tail)
         else:
-            value += stage.min_backward
-        if best is None or value > best.value:
-            best = Bound(
-                value,
-                "memory cycle",
-                f"device {device}: at most {k} micro-batches of stage {s} in flight, "
-                f"each round trip takes {cycle:g}",
-                device,
-            )
+            heapq.heappush(available, (negative_tail, left - (until - now)))
+            now = until
     return best
 
 
@@ -293,14 +238,15 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
     """Memory times time: what all micro-batches hold on a device must fit under its cap.
 
     On stage s a micro-batch holds mem_b for at least ``t_f + RT + t_b``, then, split, mem_w for at least
-    t_w (the W's own run), and the growth while B runs: an area A, the lesser of split and fused. The device's window T offers at most ``room * T``, less the ramp at its beginning: before its n-th F
-    starts, (n - 1) times the shortest F have passed, so until the cap is reached not all of it is in use.
+    t_w (the W's own run), and the growth while B runs: an area A, the lesser of split and fused.
+    The device's window T offers at most ``room * T``, less the ramp at its beginning: before its n-th F
+    starts, (n - 1) times the shortest F have passed, so until the cap is reached not all is in use.
     With g the largest mem_b and t the shortest t_f of the device the memory in use at time u after
     the first start is at most g (floor(u / t) + 1). Hence T >= (m A + lost) / room with
     lost = sum over n >= 1 of max(0, room - n g) t.
     """
-    room = _room(instance, device)
-    if math.isinf(room) or room <= 0:
+    free = room(instance, device)
+    if math.isinf(free) or free <= 0:
         return None
     area = 0.0
     stages = [instance.stages[s] for s in instance.stages_on(device)]
@@ -324,34 +270,27 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
     transient = max(max(stage.peak_b, stage.peak_w, stage.peak_fused) for stage in stages)
     lost = 0.0
     if gain > 0 and transient == 0:
-        full = int(room / gain)
-        lost = shortest * (full * room - gain * full * (full + 1) / 2)
-    value = (instance.num_microbatches * area + lost) / room
+        full = int(free / gain)
+        lost = shortest * (full * free - gain * full * (full + 1) / 2)
+    value = (instance.num_microbatches * area + lost) / free
     if objective == "makespan":
         value += forward_head(instance, instance.stages_on(device)[0])
     return Bound(
         value,
         "memory area",
-        f"device {device}: activations held over time fill its {room:g} of memory for {value:g}",
+        f"device {device}: activations held over time fill its {free:g} of memory for {value:g}",
         device,
     )
 
 
 def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
-    """Every combinatorial bound that applies to an instance.
-
-    The path bound serves both objectives: its chain begins and ends on the device of stage 0.
-    """
-    yield path_bound(instance)
+    """Every combinatorial bound that applies to an instance."""
     for device in range(instance.num_devices):
-        yield machine_bound(instance, device) if objective == "makespan" else work_bound(instance, device)
         yield two_windows_bound(instance, device, objective)
-        for bound in (
-            memory_cycle_bound(instance, device, objective),
-            memory_area_bound(instance, device, objective),
-        ):
-            if bound is not None:
-                yield bound
+        area = memory_area_bound(instance, device, objective)
+        if area is not None:
+            yield area
+    yield from window_bounds(instance, objective)
 
 
 def best_bound(instance: Instance, objective: str) -> Bound:

@@ -2,7 +2,8 @@
 
 :func:`presets` is a fixed, small set of policies (the warm-up depth, and how patiently a device waits for a
 backward that is on its way); :func:`automatic` takes the best of them, deterministically.
-:class:`PolicySearch` goes on from there: it changes the policy of one device or stage at a time and keeps what is not worse.
+:class:`PolicySearch` goes on from there: it changes the policy of a few devices or stages at a time and keeps
+what is not worse.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from zbsolve.bounds import back, round_trip
+from zbsolve.bounds import round_trip
 from zbsolve.graph import Task
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, Policy, preset
+from zbsolve.precedence import back
 
 Orders = tuple[tuple[Task, ...], ...]
 

@@ -23,6 +23,7 @@ from zbsolve.graph import BW, B, Task, W
 from zbsolve.heuristics import PolicySearch, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
+from zbsolve.local_search import OrderSearch
 from zbsolve.memory import require_feasible
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan
 from zbsolve.schedule import Schedule, check
@@ -291,6 +292,33 @@ def _search_policies(search: _Search) -> None:
         search.offer(canonical(instance, descent.orders()), "policy search")
 
 
+def _search_orders(search: _Search) -> None:
+   
+    """Annealing of the incumbent's
+    orders, in machine code; part of the time, the exact model has the
+    rest.""" if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
+        return
+    assert search.schedule is not None  # _construct always leaves one
+    mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.num_tasks
+    until = search.seconds + search.left * (0.4 if search.num_tasks <= CPSAT_MOST_TASKS else 0.95)
+    annealing = OrderSearch(
+        search.instance, search.schedule.orders, search.objective, seed=search.seed, compiled=True
+    )
+    steps = 500
+    slack = mean_task
+    while not search.done and search.seconds < until:
+        began = search.seconds
+        cost = annealing.run(steps, slack, search.bound.value)
+        if cost < search.cost:
+            search.offer(annealing.orders(), "order search")
+        # Rounds of a second or two: long enough to cool down, short enough to stop on time.
+        pace = (search.seconds - began) / steps
+        steps = max(
+            100, min(round(1.5 / max(pace, 1e-7)), round((until - search.seconds) / max(pace, 1e-7)) + 1)
+        )
+        slack = mean_task if slack < mean_task * 0.02 else slack * 0.5
+
+
 def _run_cpsat(search: _Search) -> None:
     """The exact model with the incumbent as its hint."""
     if search.num_tasks > CPSAT_MOST_TASKS:
@@ -316,7 +344,7 @@ def _run_cpsat(search: _Search) -> None:
     _take(search, result)
 
 
-def _run_milp(search: _Search, backends: tuple[str, ...]) -> None:
+def _run_milp(search: _Search, backends: tuple[Literal["highs", "cbc"], ...]) -> None:
     """The MILP; the next backend takes over when one is missing or dies."""
     from zbsolve.formulations.milp import solve_milp
 
@@ -359,7 +387,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
 Phase = Callable[[_Search], None]
 
 SOLVERS: dict[str, tuple[Phase, ...]] = {
-    "auto": (_search_policies, _run_cpsat),
+    "auto": (_search_policies, _search_orders, _run_cpsat),
     "heuristic": (),
     "cpsat": (_run_cpsat,),
     "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),

@@ -1,0 +1,174 @@
+"""Precedences that memory forces, and the longest paths that follow from them.
+
+All statements hold for canonical schedules (micro-batches in order per stage and kind), of which one is
+always among the best. Where a stage can fuse, its backward stands for B or BW and its W is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbsolve.graph import B, F, TaskKind, W
+from zbsolve.instance import MEMORY_RTOL, Instance, Stage
+
+
+def back(stage: Stage) -> float:
+    """Shortest time from the start of a stage's backward to its input gradient."""
+    return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
+
+
+def room(instance: Instance, device: int) -> float:
+    """Memory of a device for activations, with the tolerance that the checker grants."""
+    cap = instance.cap(device)
+    return cap - instance.static(device) + MEMORY_RTOL * max(1.0, cap) if cap < math.inf else math.inf
+
+
+class MemoryWait(NamedTuple):
+    """F(``waiting``, j + ``distance``) starts after ``kind`` of ``stage`` for micro-batch j has ended."""
+
+    waiting: int
+    kind: TaskKind
+    stage: int
+    distance: int
+
+
+def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
+    """Every precedence of this form that a device's cap forces.
+
+    Let a device hold stages s_1 < ... < s_c, and let M_a = mem_b(s_1) + ... + mem_b(s_a).
+
+    Backward: from the start of F(s_q, j) to the end of its backward, micro-batch j holds M_q on the device:
+    the F's of the stages before were run, their backwards come later. For a <= q, a later micro-batch i whose
+    F(s_a, i) has started holds M_a all that while, since its backwards there come after j's. With k more
+    of them, M_q + k M_a (+ the growth that j's own backward adds, where the stage cannot fuse; + peak_f at
+    the moment the F starts) must be within the cap. Were F(s_a, j + k) started before the backward
+    (s_q, j) ends, then at the later of its start and that of F(s_q, j) all would be held at once. So if k is
+    the least number with which the sum is over the cap, it waits.
+
+    W: a micro-batch whose F(s, i) has started and whose W has not ended holds at least min(mem_b, mem_w)
+    of stage s, the newest at the start of its F mem_b + peak_f. In order, at most k such fit at once.
+    """
+    m = instance.num_microbatches
+    for device in range(instance.num_devices):
+        free = room(instance, device)
+        if math.isinf(free):
+            continue
+        stages = instance.stages_on(device)
+        cumulative = np.cumsum([instance.stages[s].mem_b for s in stages])
+        for q, last in enumerate(stages):
+            for a in range(q + 1):
+                if cumulative[a] > 0:
+                    distance = int((free - cumulative[q]) / cumulative[a]) + 1
+                    if 1 <= distance < m:
+                        yield MemoryWait(stages[a], B, last, distance)
+        for s in stages:
+            stage = instance.stages[s]
+            each = min(stage.mem_b, stage.mem_w)
+            if stage.t_bw is None and each > 0:
+                distance = int((free - stage.mem_b - stage.peak_f) / each) + 1
+                if 1 <= distance < m:
+                    yield MemoryWait(s, W, s, distance)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Least times around every task, per observer.
+
+    Observer d < p watches device d: ``heads`` count from the start of its first F, ``tails`` to the end of
+    its last task. Observer p watches the whole step. Shape (kinds F B W, S, m, p + 1); minus infinity where
+    nothing is implied. ``heads`` are to the start of a task, ``tails`` from its end.
+    """
+
+    heads: NDArray[np.float64]
+    tails: NDArray[np.float64]
+
+
+def windows(instance: Instance) -> Windows:
+    """Longest paths over dependencies, micro-batch order and :func:`memory_waits`."""
+    S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
+    t_f = [stage.t_f for stage in instance.stages]
+    t_b = [back(stage) for stage in instance.stages]
+    splits = [stage.t_bw is None for stage in instance.stages]
+    t_w = [stage.t_w if split else 0.0 for stage, split in zip(instance.stages, splits, strict=True)]
+    # The rest of a fused backward occupies the device but hands nothing on: it counts in the tail.
+    rest = [
+        0.0 if split else stage.min_backward - back(stage)
+        for stage, split in zip(instance.stages, splits, strict=True)
+    ]
+    hops = [instance.hop(b) for b in range(S - 1)]
+    device = [stage.device for stage in instance.stages]
+    waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
+    for wait in memory_waits(instance):
+        waits_of[wait.waiting].append(wait)
+    code = {F: 0, B: 1, W: 2}
+    length = (t_f, t_b, t_w)
+
+    heads = np.full((3, S, m, p + 1), -np.inf)
+    for s in range(S):
+        if instance.stages_on(device[s])[0] == s:
+            heads[0, s, 0, device[s]] = 0.0
+    heads[0, 0, 0, p] = 0.0
+    for j in range(m):
+        for s in range(S):
+            head = heads[0, s, j]
+            if s > 0:
+                np.maximum(head, heads[0, s - 1, j] + (t_f[s - 1] + hops[s - 1]), out=head)
+            if j > 0:
+                np.maximum(head, heads[0, s, j - 1] + t_f[s], out=head)
+            for _, kind, q, distance in waits_of[s]:
+                if j >= distance:
+                    c = code[kind]
+                    np.maximum(head, heads[c, q, j - distance] + length[c][q], out=head)
+        for s in range(S - 1, -1, -1):
+            head = heads[1, s, j]
+            np.maximum(head, heads[0, s, j] + t_f[s], out=head)
+            if s + 1 < S:
+                np.maximum(head, heads[1, s + 1, j] + (t_b[s + 1] + hops[s]), out=head)
+            if j > 0:
+                np.maximum(head, heads[1, s, j - 1] + t_b[s], out=head)
+            if splits[s]:
+                np.maximum(heads[2, s, j], head + t_b[s], out=heads[2, s, j])
+                if j > 0:
+                    np.maximum(heads[2, s, j], heads[2, s, j - 1] + t_w[s], out=heads[2, s, j])
+
+    waiters_of: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for s in range(S):
+        for _, kind, q, distance in waits_of[s]:
+            waiters_of.setdefault((code[kind], q), []).append((s, distance))
+    tails = np.full((3, S, m, p + 1), -np.inf)
+    for j in range(m - 1, -1, -1):
+        for s in range(S):
+            own = device[s]
+            if splits[s]:
+                tail = tails[2, s, j]
+                tail[own] = tail[p] = 0.0
+                if j + 1 < m:
+                    np.maximum(tail, tails[2, s, j + 1] + t_w[s], out=tail)
+                for q, distance in waiters_of.get((2, s), ()):
+                    if j + distance < m:
+                        np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
+            tail = tails[1, s, j]
+            tail[own] = tail[p] = rest[s]
+            if splits[s]:
+                np.maximum(tail, tails[2, s, j] + t_w[s], out=tail)
+            if s > 0:
+                np.maximum(tail, tails[1, s - 1, j] + (t_b[s - 1] + hops[s - 1]), out=tail)
+            if j + 1 < m:
+                np.maximum(tail, tails[1, s, j + 1] + t_b[s], out=tail)
+            for q, distance in waiters_of.get((1, s), ()):
+                if j + distance < m:
+                    np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
+        for s in range(S - 1, -1, -1):
+            tail = tails[0, s, j]
+            np.maximum(tail, tails[1, s, j] + t_b[s], out=tail)
+            if s + 1 < S:
+                np.maximum(tail, tails[0, s + 1, j] + (t_f[s + 1] + hops[s]), out=tail)
+            if j + 1 < m:
+                np.maximum(tail, tails[0, s, j + 1] + t_f[s], out=tail)
+    return Windows(heads, tails)
