@@ -45,11 +45,10 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
 
     Backward: from the start of F(s_q, j) to the end of its backward, micro-batch j holds M_q on the device:
     the F's of the stages before were run, their backwards come later. For a <= q, a later micro-batch i whose
-    F(s_a, i) has started holds M_a all that while, since its backwards there come after j's. With k more
-    of them, M_q + k M_a (+ the growth that j's own backward adds, where the stage cannot fuse; + peak_f at
-    the moment the F starts) must be within the cap. Were F(s_a, j + k) started before the backward
-    (s_q, j) ends, then at the later of its start and that of F(s_q, j) all would be held at once. So if k is
-    the least number with which the sum is over the cap, it waits.
+    F(s_a, i) has started holds M_a all that while, since its backwards there come after j's. With k of
+    them M_q + k M_a must be within the cap (growth and peaks, left out, only add). Were F(s_a, j + k)
+    started before the backward (s_q, j) ends, then at the later of its start and that of F(s_q, j) all
+    would be held at once. So if k is the least number with which the sum is over the cap, it waits.
 
     W: a micro-batch whose F(s, i) has started and whose W has not ended holds at least min(mem_b, mem_w)
     of stage s, the newest at the start of its F mem_b + peak_f. In order, at most k such fit at once.

@@ -313,9 +313,8 @@ def _search_orders(search: _Search) -> None:
             search.offer(annealing.orders(), "order search")
         # Rounds of a second or two: long enough to cool down, short enough to stop on time.
         pace = (search.seconds - began) / steps
-        steps = max(
-            100, min(round(1.5 / max(pace, 1e-7)), round((until - search.seconds) / max(pace, 1e-7)) + 1)
-        )
+        affordable = round(max(0.0, until - search.seconds) / max(pace, 1e-7)) + 1
+        steps = max(100, min(round(1.5 / max(pace, 1e-7)), affordable))
         slack = mean_task if slack < mean_task * 0.02 else slack * 0.5
 
 
