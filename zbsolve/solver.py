@@ -293,10 +293,8 @@ def _search_policies(search: _Search) -> None:
 
 
 def _search_orders(search: _Search) -> None:
-   
-    """Annealing of the incumbent's
-    orders, in machine code; part of the time, the exact model has the
-    rest.""" if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
+    """Annealing of the incumbent's orders, in machine code; the exact model has the rest of the time."""
+    if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
     assert search.schedule is not None  # _construct always leaves one
     mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.num_tasks
