@@ -216,7 +216,7 @@ class Head(nn.Module):
 
 
 class GPT:
-    """A character-level GPT of ten layers (embedding, eight blocks, head); 12.7 M parameters at width 256.
+    """A character-level GPT of ten layers (embedding, eight blocks, head); 6.4 M parameters.
 
     Sized so that one F of half the model takes 10-30 ms on one CPU core.
     """

@@ -548,6 +548,10 @@ class SplitStage:
             self._count(storages, tensor)
         return sum(storages.values())
 
+    def all_held_bytes(self) -> int:
+        """Bytes of every micro-batch in flight on this stage."""
+        return sum(self.held_bytes(microbatch) for microbatch in self._passes)
+
     def discard(self) -> None:
         """Forget every pass in flight."""
         self._passes.clear()

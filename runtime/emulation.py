@@ -1,0 +1,46 @@
+"""Stages without layers: they take their instance's time and pass real tensors on.
+
+What this shows is order, overlap, waiting and the transport's own cost, on any machine. It says nothing
+about kernels or memory; every trace made with it is labelled "emulated".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from zbsolve.graph import TaskKind, duration
+from zbsolve.instance import Instance
+from zbsolve.runtime.transport import Shape
+
+# A sleep overshoots by some 0.1 ms; the rest of an op's time is spent looking at the clock.
+_SPIN_SECONDS = 0.0003
+
+
+class EmulatedStages:
+    """Every stage of an instance, asleep for its times; ``unit`` is the instance's time unit in seconds."""
+
+    def __init__(self, instance: Instance, unit: float, payload_mib: float) -> None:
+        self._instance = instance
+        self._unit = unit
+        self._payload = torch.zeros(max(1, round(payload_mib * 2**20 / 4)))
+        self._shape = (Shape(tuple(self._payload.shape), self._payload.dtype),)
+
+    def begin(self, step: int) -> None:
+        """Nothing to prepare."""
+
+    def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
+        """One tensor of the payload's size, whatever the message."""
+        return self._shape
+
+    def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Take the op's time; F, B and BW hand the payload on."""
+        until = time.perf_counter() + duration(self._instance, TaskKind(op), stage) * self._unit
+        pause = until - time.perf_counter() - _SPIN_SECONDS
+        if pause > 0:
+            time.sleep(pause)
+        while time.perf_counter() < until:
+            pass
+        return [] if op == "W" else [self._payload]

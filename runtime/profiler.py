@@ -1,0 +1,134 @@
+"""Measuring a model's pass times and memory the way they will be used.
+
+The profile runs real steps through the same executor, with as many processes and threads as the run will
+have and all devices busy, so that contention for cores, caches and memory is in the figures. Two orders
+are run: one with every backward split, one with every backward fused. Times are medians after warm-up
+and include the call that sends a result. Memory is what autograd saved plus what was put aside, at the
+boundaries after F and B; what an op needs only while it runs is not measured (``peak_*`` stay 0).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from statistics import median
+
+from zbsolve.graph import BW, B, F, Task, W, predecessors
+from zbsolve.instance import Instance
+from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
+from zbsolve.runtime.worker import Outcome
+from zbsolve.simulator import simulate
+from zbsolve.trace import Trace, measured_hops
+
+logger = logging.getLogger(__name__)
+
+# A split that costs this much more than a fused backward is worth a word to the user.
+_DEAR_SPLIT = 1.3
+
+
+def busy_orders(instance: Instance, fused: bool) -> list[list[Task]]:
+    """An order a device that keeps it busy: backward first, W at once, stage s at most S - s in flight.
+
+    With one stage a device this is 1F1B. The limit is 1F1B's on the stage number, so that the order runs
+    on any placement.
+    """
+    stages, count = instance.num_stages, instance.num_microbatches
+    ends: dict[Task, float] = {}
+    free = [0.0] * instance.num_devices
+    orders: list[list[Task]] = [[] for _ in range(instance.num_devices)]
+    started, finished = [0] * stages, [0] * stages
+    backward = BW if fused else B
+    while any(done < count for done in finished):
+        options = []
+        for s in range(stages):
+            device = instance.stages[s].device
+            tasks = []
+            if started[s] < count and started[s] - finished[s] < stages - s:
+                tasks.append((1, Task(F, s, started[s])))
+            if finished[s] < started[s]:
+                tasks.append((0, Task(backward, s, finished[s])))
+            for rank, task in tasks:
+                needed = [e.before for e in predecessors(instance, task) if e.before.kind in (F, backward)]
+                if all(before in ends for before in needed):
+                    start = max([free[device], *(ends[before] for before in needed)])
+                    options.append((start, rank, s, task))
+        start, _, s, task = min(options)
+        device = instance.stages[s].device
+        orders[device].append(task)
+        ends[task] = start + 1.0
+        free[device] = start + (1.0 if task.kind is F else 2.0)
+        if task.kind is F:
+            started[s] += 1
+        else:
+            finished[s] += 1
+            if not fused:
+                orders[device].append(Task(W, s, task.microbatch))
+    return orders
+
+
+def profiling_plan(instance: Instance, fused: bool) -> Plan:
+    """A plan with :func:`busy_orders`; its times mean nothing."""
+    return make_plan(
+        instance,
+        simulate(instance, busy_orders(instance, fused)),
+        objective="makespan",
+        lower_bound=0.0,
+        proof=Proof(method="none", statement="an order for measuring, not for its length"),
+        solver=SolverInfo(name="profiler", version="1"),
+    )
+
+
+def build_instance(
+    draft: Instance, split: Outcome, fused: Outcome, progress: Callable[[str], None] | None
+) -> Instance:
+    """The draft with measured times (ms) and memory (MiB)."""
+    split_times, fused_times = _medians(split.trace), _medians(fused.trace)
+    stages = []
+    for s, stage in enumerate(draft.stages):
+        t_f = median([split_times["F", s], fused_times["F", s]])
+        t_b, t_w, t_bw = split_times["B", s], split_times["W", s], fused_times["BW", s]
+        if t_b + t_w > _DEAR_SPLIT * t_bw:
+            _say(
+                progress,
+                f"stage {s}: B + W take {t_b + t_w:.1f} ms, a fused BW {t_bw:.1f} ms: plans will fuse it "
+                "where they can",
+            )
+        stages.append(
+            stage.model_copy(
+                update={
+                    "t_f": round(t_f, 6),
+                    "t_b": round(t_b, 6),
+                    "t_w": round(t_w, 6),
+                    "t_bw": round(t_bw, 6),
+                    "mem_b": round(split.held_after_f.get(s, 0) / 2**20, 6),
+                    "mem_w": round(split.held_after_b.get(s, 0) / 2**20, 6),
+                }
+            )
+        )
+    hops = []
+    for boundary, pair in enumerate(
+        zip(measured_hops(draft, split.trace), measured_hops(draft, fused.trace), strict=True)
+    ):
+        known = [hop for hop in pair if hop is not None]
+        if not known:
+            _say(progress, f"no op waited at boundary {boundary}: its hop is taken as 0")
+        hops.append(round(median(known), 6) if known else 0.0)
+    return draft.with_changes(
+        stages=stages,
+        t_comm=hops,
+        static_mem=[round(b / 2**20, 6) for b in split.static_bytes],
+    )
+
+
+def _medians(trace: Trace) -> dict[tuple[str, int], float]:
+    samples: dict[tuple[str, int], list[float]] = {}
+    for step in trace.steps:
+        for event in step.events:
+            samples.setdefault((event.op, event.stage), []).append(event.duration)
+    return {key: median(values) for key, values in samples.items()}
+
+
+def _say(progress: Callable[[str], None] | None, text: str) -> None:
+    logger.info("%s", text)
+    if progress is not None:
+        progress(text)

@@ -1,0 +1,351 @@
+"""A device's real layers behind the executor's interface, and what all ranks agree on before step 1.
+
+Before the first step one micro-batch of every distinct shape walks through all stages once. That tells
+every rank what each boundary carries: how many tensors, their sizes and types, and which of them get
+a gradient. A boundary without any gradient (everything before it is frozen) carries nothing backward:
+the plan's messages stay in the program, empty on both sides. Side effects of that walk on buffers and
+random state are undone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from zbsolve.errors import EnvironmentFailedError, InputError
+from zbsolve.instance import Instance
+from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
+from zbsolve.runtime.split_backward import (
+    Mechanism,
+    SplitStage,
+    refuse_graph,
+    refuse_unsupported,
+    unique,
+)
+from zbsolve.runtime.status import Status
+from zbsolve.runtime.transport import MAX_PARTS, Shape
+from zbsolve.runtime.values import Spec, flatten, unflatten
+
+_WEIGHT_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage receives going forward, and which of it gets a gradient."""
+
+    spec: Spec
+    shapes: tuple[Shape, ...]
+    needs: tuple[bool, ...]
+
+    @property
+    def gradient_shapes(self) -> tuple[Shape, ...]:
+        """What goes back over it."""
+        return tuple(shape for shape, need in zip(self.shapes, self.needs, strict=True) if need)
+
+    def to_text(self) -> str:
+        """For the store."""
+        shapes = [[list(s.size), str(s.dtype).removeprefix("torch.")] for s in self.shapes]
+        return json.dumps([self.spec, shapes, list(self.needs)])
+
+    @classmethod
+    def from_text(cls, text: str) -> Boundary:
+        """From the store."""
+        spec, shapes, needs = json.loads(text)
+        return cls(spec, tuple(Shape(tuple(s), getattr(torch, d)) for s, d in shapes), tuple(needs))
+
+
+def step_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
+    """Random state of one F: a function of its place alone, so that any order draws the same numbers."""
+    mixed = seed
+    for part in (step, stage, microbatch):
+        mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
+    return mixed
+
+
+def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:
+    """Refuse, by name, what would give wrong gradients. The same answer on every rank.
+
+    Raises
+    ------
+    InputError
+        Compiled or data-parallel layers, gradient hooks, or a parameter shared by stages of two devices.
+    """
+    owners: dict[nn.Parameter, tuple[int, str]] = {}
+    for stage, held in enumerate(stage_ranges(split)):
+        for index in held:
+            refuse_unsupported(model.layers[index], f"layer {index}")
+            for name, parameter in model.layers[index].named_parameters():
+                label = f"layer {index}.{name}"
+                first, first_label = owners.setdefault(parameter, (stage, label))
+                here, there = instance.stages[stage].device, instance.stages[first].device
+                if here != there:
+                    raise InputError(
+                        f"{label} (stage {stage}, device {here}) is the same parameter as {first_label} "
+                        f"(stage {first}, device {there}): put both layers on one device, or untie them"
+                    )
+
+
+def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
+    """A step's micro-batches, checked: the right number, and weights that make their sum a mean."""
+    batches = list(model.microbatches(step, count))
+    if len(batches) != count:
+        raise InputError(f"microbatches({step}, {count}) returned {len(batches)}: return {count}")
+    total = sum(batch.weight for batch in batches)
+    if abs(total - 1) > _WEIGHT_TOLERANCE:
+        raise InputError(
+            f"the weights of step {step}'s micro-batches sum to {total:g}: weight each by its share of "
+            "the rows, so that they sum to 1"
+        )
+    return batches
+
+
+class RealStages:
+    """The stages of one device with their layers, data and agreed boundaries."""
+
+    def __init__(
+        self,
+        model: PipelineModel,
+        instance: Instance,
+        device_index: int,
+        split: Sequence[int],
+        mechanism: Mechanism,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.model, self.instance, self.seed = model, instance, seed
+        self.device_index, self.device = device_index, device
+        self.last = instance.num_stages - 1
+        ranges = stage_ranges(split)
+        self.stages: dict[int, SplitStage] = {}
+        for s in instance.stages_on(device_index):
+            layers = StageLayers([model.layers[i] for i in ranges[s]]).to(device).train()
+            self.stages[s] = SplitStage(layers, s, mechanism)
+        self.losses: dict[int, torch.Tensor] = {}
+        self.memory = MemoryLedger()
+        self._boundaries: dict[str, dict[int, Boundary]] = {}
+        self._step = 0
+        self._data: list[MicroBatch] = []
+        self._signatures: list[str] = []
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Trainable parameters of this device, each once."""
+        return unique(p for stage in self.stages.values() for p in stage.parameters)
+
+    def static_bytes(self) -> int:
+        """Parameters, their gradients, and two optimizer states for each trainable one."""
+        every = unique(p for stage in self.stages.values() for p in stage.module.parameters())
+        return sum(p.nbytes * (4 if p.requires_grad else 1) for p in every)
+
+    # --- before step 1 --------------------------------------------------------------------------
+
+    def agree(self, store: Store, steps: int, status: Status) -> None:
+        """Walk one micro-batch of every distinct shape through all stages and share what it showed."""
+        for step in range(steps):
+            for batch in step_data(self.model, step, self.instance.num_microbatches):
+                signature = _signature(batch)
+                if signature not in self._boundaries:
+                    number = len(self._boundaries)
+                    self._boundaries[signature] = {}
+                    self._walk(store, number, signature, batch, status)
+
+    def _walk(self, store: Store, number: int, signature: str, batch: MicroBatch, status: Status) -> None:
+        found = self._boundaries[signature]
+        tensors, spec = flatten(batch.inputs, "microbatches(): inputs")
+        found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors))
+        carried = [t.to(self.device) for t in tensors]
+        for s in range(self.instance.num_stages):
+            here = self.instance.stages[s].device == self.device_index
+            status.set("setup", -1, s, -1)
+            if here and s > 0 and self.instance.stages[s - 1].device != self.device_index:
+                carried = self._blocking(s, found[s].shapes, self.instance.stages[s - 1].device, None)
+            key = f"boundary/{number}/{s + 1}"
+            if here:
+                outputs, text = self._try_stage(s, found[s], carried, batch)
+                store.set(key, text)
+                carried = outputs
+            if s < self.last:
+                found[s + 1] = Boundary.from_text(store.get(key).decode())
+                target = self.instance.stages[s + 1].device
+                if here and target != self.device_index:
+                    self._blocking(s + 1, found[s + 1].shapes, target, carried)
+
+    def _blocking(
+        self, stage: int, shapes: Sequence[Shape], peer: int, tensors: list[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        """Send (or receive, without tensors) what goes into a stage; only one such transfer is under way."""
+        if tensors is None:
+            received = [torch.empty(s.size, dtype=s.dtype, device=self.device) for s in shapes]
+            for tensor in received:
+                dist.recv(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, peer)
+            return received
+        for tensor in tensors:
+            solid = tensor.contiguous()
+            dist.send(solid.view(torch.uint8) if solid.dtype == torch.bool else solid, peer)
+        return tensors
+
+    def _try_stage(
+        self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
+    ) -> tuple[list[torch.Tensor], str]:
+        module = self.stages[s].module
+        with _undone(module), torch.enable_grad():
+            leaves = [
+                t.detach().requires_grad_(n) if n else t.detach()
+                for t, n in zip(inputs, boundary.needs, strict=True)
+            ]
+            value = module(unflatten(leaves, boundary.spec))
+            if s == self.last:
+                loss = self.model.loss(value, move(batch.targets, self.device))
+                if loss.dim() != 0 or not loss.is_floating_point():
+                    raise InputError(f"loss() returned shape {tuple(loss.shape)}: return one floating number")
+                value = loss
+            outputs, spec = flatten(value, f"the output of stage {s}")
+            if len(outputs) > MAX_PARTS:
+                raise InputError(f"stage {s} passes {len(outputs)} tensors on: pass at most {MAX_PARTS}")
+            refuse_graph(outputs, f"stage {s} ({self.instance.stages[s].name or 'unnamed'})")
+            needs = tuple(t.requires_grad for t in outputs)
+        outputs = [t.detach() for t in outputs]
+        return outputs, Boundary(spec, _shapes(outputs), needs).to_text()
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Fetch the step's data."""
+        self._step = step
+        self._data = step_data(self.model, step, self.instance.num_microbatches)
+        self._signatures = [_signature(batch) for batch in self._data]
+        self.losses = {}
+
+    def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
+        """As agreed for the micro-batch's shape."""
+        boundary = self._boundary(stage if direction == "F" else stage + 1, microbatch)
+        return boundary.shapes if direction == "F" else boundary.gradient_shapes
+
+    def _boundary(self, stage: int, microbatch: int) -> Boundary:
+        return self._boundaries[self._signatures[microbatch]][stage]
+
+    def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Compute one op on the stage's layers."""
+        split = self.stages[stage]
+        if op == "F":
+            result = self._forward(split, stage, microbatch, received)
+        elif op == "W":
+            split.backward_weight(microbatch)
+            result = []
+        else:
+            gradients = self._output_gradients(stage, microbatch, received)
+            back = split.backward_input if op == "B" else split.backward_fused
+            result = [g for g in back(microbatch, gradients) if g is not None]
+        if split.accounting:
+            self.memory.note(op, stage, split.held_bytes(microbatch), self._held())
+        return result
+
+    def _forward(
+        self, split: SplitStage, stage: int, microbatch: int, received: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        batch = self._data[microbatch]
+        boundary = self._boundary(stage, microbatch)
+        if stage == 0:
+            received = [t.to(self.device) for t in flatten(batch.inputs, "inputs")[0]]
+        finish: Callable[[Any], torch.Tensor] | None = None
+        if stage == self.last:
+            targets = move(batch.targets, self.device)
+
+            def finish(value: Any) -> torch.Tensor:
+                return self.model.loss(value, targets) * batch.weight
+
+        seed = step_seed(self.seed, self._step, stage, microbatch)
+        outputs, spec = split.forward(microbatch, seed, received, boundary.needs, boundary.spec, finish)
+        if stage == self.last:
+            self.losses[microbatch] = outputs[0]
+            return []
+        agreed = self._boundary(stage + 1, microbatch)
+        if spec != agreed.spec or _shapes(outputs) != agreed.shapes:
+            raise EnvironmentFailedError(
+                f"stage {stage} returned other shapes than before step 1 for a micro-batch of the same "
+                "shape: make its output depend on the input's shape alone"
+            )
+        return outputs
+
+    def _output_gradients(
+        self, stage: int, microbatch: int, received: list[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        if stage == self.last:
+            return [torch.ones_like(self.losses[microbatch])]
+        rest = iter(received)
+        return [next(rest) if need else None for need in self._boundary(stage + 1, microbatch).needs]
+
+    def step_loss(self) -> float | None:
+        """The step's loss (mean over all rows) where the last stage is, else None."""
+        if self.last not in self.stages:
+            return None
+        return float(sum(self.losses[j].item() for j in sorted(self.losses)))
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def accounting(self) -> Iterator[None]:
+        """Count what every stage holds at each op boundary (too slow for a timed step)."""
+        self.memory = MemoryLedger()
+        for stage in self.stages.values():
+            stage.accounting = True
+        try:
+            yield
+        finally:
+            for stage in self.stages.values():
+                stage.accounting = False
+
+    def _held(self) -> int:
+        return sum(stage.all_held_bytes() for stage in self.stages.values())
+
+
+class MemoryLedger:
+    """Bytes held per stage after F and after B (largest micro-batch), and the device's highest sum."""
+
+    def __init__(self) -> None:
+        self.after: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.peak = 0
+
+    def note(self, op: str, stage: int, own: int, total: int) -> None:
+        """After an op: what its micro-batch holds on the stage, and all that the device holds."""
+        if op in self.after:
+            self.after[op][stage] = max(own, self.after[op].get(stage, 0))
+        self.peak = max(self.peak, total)
+
+
+@contextmanager
+def _undone(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward does to buffers and random state."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng():
+        yield
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in before:
+                buffer.copy_(before[name])
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
+    return tuple(Shape(tuple(t.shape), t.dtype) for t in tensors)
+
+
+def _signature(batch: MicroBatch) -> str:
+    parts = [
+        flatten(batch.inputs, "microbatches(): inputs"),
+        flatten(batch.targets, "microbatches(): targets"),
+    ]
+    return json.dumps([[spec, [[list(t.shape), str(t.dtype)] for t in tensors]] for tensors, spec in parts])
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """A nested value with its tensors on a device."""
+    tensors, spec = flatten(value, "targets")
+    return unflatten([t.to(device) for t in tensors], spec)

@@ -1,0 +1,102 @@
+"""Messages between ranks, exactly those of the plan and in its order.
+
+A receive is posted where the plan has its RECV action, a send is started where it has its SEND action,
+and nothing waits but the op that needs a message. On gloo, messages pair by (peer, tag) with the tag made
+from the plan's message number. NCCL ignores tags and pairs by order, which the plan makes equal on both
+sides of every pair. The NCCL path was not run on a GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+# Tensors that one message may consist of; tags are message number times this, plus the tensor's place.
+MAX_PARTS = 64
+
+
+class Shape(NamedTuple):
+    """Size and type of one tensor of a message."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Incoming:
+    """A posted receive."""
+
+    def __init__(self, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
+        self._works = works
+        self._buffers = buffers
+
+    def wait(self) -> list[torch.Tensor]:
+        """Block until everything is there (on NCCL: make the current stream wait)."""
+        for work in self._works:
+            work.wait()
+        return self._buffers
+
+
+class Transport:
+    """Sends and receives of one rank over an initialised process group."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tagged = dist.get_backend() != "nccl"
+        self._sends: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
+
+    def receive(self, message: int, peer: int, shapes: Sequence[Shape]) -> Incoming:
+        """Post the receive of a message; ``shapes`` were agreed before the first step."""
+        works, buffers = [], []
+        for part, shape in enumerate(shapes):
+            buffer = torch.empty(shape.size, dtype=shape.dtype, device=self.device)
+            work = dist.irecv(_bytes_like(buffer), peer, tag=self._tag(message, part))
+            assert work is not None  # every rank is in the default group
+            works.append(work)
+            buffers.append(buffer)
+        return Incoming(works, buffers)
+
+    def send(self, message: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Start sending; the tensors stay alive until :meth:`release` or :meth:`finish`."""
+        started = []
+        for part, tensor in enumerate(tensors):
+            solid = tensor.contiguous()
+            work = dist.isend(_bytes_like(solid), peer, tag=self._tag(message, part))
+            assert work is not None
+            started.append((work, solid))
+        self._sends[message] = started
+
+    def release(self, message: int) -> None:
+        """Let go of a send whose consumer is known to have run (waiting earlier could block)."""
+        for work, _ in self._sends.pop(message, ()):
+            work.wait()
+
+    def finish(self) -> None:
+        """Wait for all sends. Every peer posts its receives whatever this rank does, so this ends."""
+        for message in list(self._sends):
+            self.release(message)
+
+    def _tag(self, message: int, part: int) -> int:
+        return message * MAX_PARTS + part if self._tagged else 0
+
+
+def _bytes_like(tensor: torch.Tensor) -> torch.Tensor:
+    # Not every backend knows bool; its bytes travel as well.
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+
+
+def join(store: Store, rank: int, size: int, backend: str, timeout: float, device: torch.device) -> None:
+    """Create the default process group. No ``device_id``: pairs of neighbours get their own communicators."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        backend=backend,
+        store=PrefixStore("group", store),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
