@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from ortools.sat.python import cp_model
 
@@ -36,6 +36,7 @@ from zbsolve.formulation import (
 )
 from zbsolve.graph import BW, B, F, Task, W
 from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for
 
@@ -49,6 +50,14 @@ MEMORY_BITS = 30
 
 # Deterministic mode must not end by the clock on the wall; this many times the limit is the emergency stop.
 DETERMINISTIC_WALL_FACTOR = 20.0
+
+
+# From this many tasks on CP-SAT's probing and linear relaxation, whose single steps cannot be interrupted,
+# overrun short limits: it goes without them.
+LARGE_TASKS = 2_000
+
+# When a micro-batch's memory on a stage changes.
+Moment = Literal["F", "B", "B end", "released"]
 
 
 class _OutOfTimeError(Exception):
@@ -107,6 +116,8 @@ class CpSatModel:
         if self.free is not None and self.incumbent is None:
             raise ValueError("free tasks need an incumbent that orders the others")
         self.ticks = make_ticks(self.instance, self.objective)
+        self._sizes: list[tuple[cp_model.IntVar, Moment, Moment, int, int]] = []
+        self._w_reached: dict[int, list[cp_model.IntVar]] = {}
         self._round_trip = [int(value) for value in round_trip(self.ticks.instance)]
         self._clock = (
             None
@@ -228,6 +239,7 @@ class CpSatModel:
         for j in range(self._m):
             back = self.backward[s, j]
             following = self.model.new_int_var(0, self._latest, f"w_reached{s}.{j}")
+            self._w_reached.setdefault(s, []).append(following)
             self.model.add(following >= reached)
             if back.split is not None:
                 self.model.add(back.w_start >= reached).only_enforce_if(back.split)
@@ -258,15 +270,14 @@ class CpSatModel:
             for s in stages:
                 mem_b, mem_w, *peaks = units.stages[s]
                 for j in range(self.instance.num_microbatches):
-                    start, back = self.forward[s, j], self.backward[s, j]
                     shortest = self.ticks.steps(F, s) + self._round_trip[s]
                     both, rest = min(mem_b, mem_w), abs(mem_b - mem_w)
                     if both:
-                        hold(self._span_of(start, back.released, shortest, f"held{s}.{j}"), both)
+                        hold(self._holding("F", "released", s, j, shortest), both)
                     if mem_b > mem_w:
-                        hold(self._span_of(start, back.end, shortest, f"freed{s}.{j}"), rest)
+                        hold(self._holding("F", "B end", s, j, shortest), rest)
                     elif mem_w > mem_b:
-                        hold(self._span_of(back.start, back.released, 0, f"grown{s}.{j}", back.split), rest)
+                        hold(self._holding("B", "released", s, j, 0, self.backward[s, j].split), rest)
                     for kind, peak in zip((F, B, W, BW), peaks, strict=True):
                         interval = self.intervals.get(Task(kind, s, j))
                         if interval is not None:
@@ -274,18 +285,29 @@ class CpSatModel:
             self.model.add_cumulative(intervals, demands, units.capacity)
         self._add_memory_precedences()
 
-    def _span_of(
+    def _holding(
         self,
-        start: cp_model.LinearExprT,
-        end: cp_model.LinearExprT,
+        begin: Moment,
+        end: Moment,
+        s: int,
+        j: int,
         shortest: int,
-        name: str,
         present: cp_model.LiteralT | None = None,
     ) -> cp_model.IntervalVar:
+        """From one moment of a micro-batch on a stage to another."""
+        name = f"{begin}-{end}{s}.{j}"
         size = self.model.new_int_var(shortest, self._latest, name)
+        self._sizes.append((size, begin, end, s, j))
+        back = self.backward[s, j]
+        moments: dict[Moment, cp_model.LinearExpr] = {
+            "F": self.forward[s, j],
+            "B": back.start,
+            "B end": back.end,
+            "released": back.released,
+        }
         if present is None:
-            return self.model.new_interval_var(start, size, end, name)
-        return self.model.new_optional_interval_var(start, size, end, present, name)
+            return self.model.new_interval_var(moments[begin], size, moments[end], name)
+        return self.model.new_optional_interval_var(moments[begin], size, moments[end], present, name)
 
     def _add_memory_precedences(self) -> None:
         """What the caps imply for the order: part of the cumulatives, but as precedences on every path."""
@@ -343,21 +365,38 @@ class CpSatModel:
                     self.model.add(fused == (1 if kind is BW else 0))
 
     def add_hint(self) -> None:
-        """Start from the incumbent's own clock times."""
+        """Start from the incumbent's clock times: a value for every variable, hence a solution at once."""
         if self._clock is None:
             return
         starts = {timed.task: round(timed.start) for timed in self._clock}
         origin = starts[Task(F, 0, 0)]
         hint = self.model.add_hint
+        moment: dict[tuple[Moment, int, int], int] = {}
         for (s, j), back in self.backward.items():
-            hint(self.forward[s, j], starts[Task(F, s, j)] - origin)
             fused = Task(BW, s, j) in starts
+            forward = starts[Task(F, s, j)] - origin
             begin = starts[Task(BW if fused else B, s, j)] - origin
-            hint(back.start, begin)
             end = begin + self.ticks.steps(BW if fused else B, s)
-            hint(back.w_start, end if fused else starts[Task(W, s, j)] - origin)
+            w_start = end if fused else starts[Task(W, s, j)] - origin
+            released = end if fused else w_start + self.ticks.steps(W, s)
+            moment["F", s, j], moment["B", s, j] = forward, begin
+            moment["B end", s, j], moment["released", s, j] = end, released
+            hint(self.forward[s, j], forward)
+            hint(back.start, begin)
+            hint(back.w_start, w_start)
             if back.fused is not None:
                 hint(back.fused, int(fused))
+                for derived, value in ((back.end, end), (back.released, released)):
+                    if isinstance(derived, cp_model.IntVar):
+                        hint(derived, value)
+        for size, begin_name, end_name, s, j in self._sizes:
+            hint(size, moment[end_name, s, j] - moment[begin_name, s, j])
+        for s, chain in self._w_reached.items():
+            reached = 0
+            for j, variable in enumerate(chain):
+                if Task(W, s, j) in starts:
+                    reached = moment["released", s, j]
+                hint(variable, reached)
         hint(self.cost, self.upper)
 
     # --- answers -------------------------------------------------------------------------------
@@ -511,6 +550,8 @@ def solve_cpsat(
             seconds=time.monotonic() - begun,
         )
 
+    if hint is not None and free is None and hint.cost(objective) <= lower_bound * (1 + OPTIMAL_GAP / 2):
+        return answer(lower_bound, False, "the warm start meets the bound")
     try:
         built = CpSatModel(
             instance, objective, warm, free, lower_bound, math.inf if deterministic else begun + time_limit
@@ -529,6 +570,11 @@ def solve_cpsat(
     else:
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, begun + time_limit - time.monotonic())
+
+    if 3 * instance.num_stages * instance.num_microbatches >= LARGE_TASKS:
+        parameters.cp_model_probing_level = 0
+        parameters.linearization_level = 0
+        parameters.symmetry_level = 0
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
     with _Stopper(solver, should_stop):
