@@ -125,7 +125,7 @@ def test_text_gantt_fills_a_wide_chart_of_many_tiny_tasks() -> None:
     instance = equal_stages(4, 64)
     lines = gantt(instance, [("predicted", plan_of(instance).schedule())], 80)
     assert {len(line.plain) for line in lines[:4]} == {80}
-    # About 195 units on 76 columns of 2.6. Device 0 runs F until 4 and idles until 7: column 1 (2.6 to 5.1) is
+    # About 195 units on 76 columns of 2.6. Device 0 runs F until 4, idles until 7: column 1 (2.6 to 5.1) is
     # busy for more than half of it, column 2 (5.1 to 7.7) idle for more than half.
     assert lines[0].plain.startswith("0 |ff.")
 
