@@ -74,6 +74,7 @@ def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -
     if trace is not None:
         title += f"\nmeasured makespan {trace.makespan:.6g} {unit}, median of {len(trace.steps)} steps"
         title += " (emulated)" if trace.mode == "emulated" else ""
+        title += "; upper lanes predicted, lower lanes measured"
     _save(path, _gantt_figure(plan.instance, lanes, predicted, title))
 
 
@@ -130,15 +131,24 @@ def _gantt_figure(
 ) -> Figure:
     p = instance.num_devices
     longest = max(len(order) for lane in lanes for order in lane.schedule.devices)
-    width = float(np.clip(3 + 0.3 * longest, 9, 20))
     lane_height = 0.42 if p <= 8 else 0.28
     band = 0.0 if memory_of is None else 0.6 * lane_height
     row = len(lanes) * lane_height + band + 0.10
-    figure = Figure(figsize=(width, row * p + 1.5), layout="constrained")
-    axes = figure.subplots()
     font = min(9.0, 0.62 * lane_height * _POINTS_PER_INCH)
+    names = [_device_label(instance, d, memory_of) for d in range(p)]
+    handles = _legend(instance, lanes, memory_of)
+
+    # Laid out by hand, in inches: automatic layouts would let a long legend squeeze the chart.
+    chart_width = float(np.clip(2 + 0.3 * longest, 7, 18))
+    left = 0.2 + 0.085 * max(len(line) for name in names for line in name.split("\n"))
+    legend_columns = max(1, min(len(handles), int((left + chart_width) / 2.2)))
+    legend_rows = -(-len(handles) // legend_columns)
+    below, above = 0.75 + 0.22 * legend_rows, 0.15 + 0.2 * len(title.split("\n"))
+    size = (left + chart_width + 0.2, below + row * p + above)
+    figure = Figure(figsize=size)
+    axes = figure.add_axes((left / size[0], below / size[1], chart_width / size[0], row * p / size[1]))
     first, last = time_range(*(lane.schedule for lane in lanes))
-    inches_per_time = 0.88 * width / (last - first)
+    inches_per_time = chart_width / (last - first)
 
     for device in range(p):
         top = device * row
@@ -148,21 +158,15 @@ def _gantt_figure(
     if memory_of is not None:
         _draw_memory(axes, instance, memory_of, [d * row + len(lanes) * lane_height for d in range(p)], band)
     axes.set_xlim(first, last)
-    axes.set_ylim(row * p, -0.05)
-    ticks = [d * row + (row - 0.10) / 2 for d in range(p)]
-    axes.set_yticks(ticks, [_device_label(instance, d, memory_of) for d in range(p)], fontsize=max(7.0, font))
+    axes.set_ylim(row * p, 0)
+    axes.set_yticks([d * row + (row - 0.10) / 2 for d in range(p)], names, fontsize=max(7.0, font))
     axes.tick_params(axis="y", length=0)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
     axes.set_xlabel(f"time ({instance.time_unit})")
     axes.set_title(title, fontsize=10, loc="left")
-    axes.legend(
-        handles=_legend(instance, lanes, memory_of),
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.6 / (row * p + 0.5)),
-        ncols=8,
-        frameon=False,
-        fontsize=8,
+    figure.legend(
+        handles=handles, loc="lower center", ncols=legend_columns, frameon=False, fontsize=8, handlelength=1.6
     )
     return figure
 
@@ -236,6 +240,8 @@ def _write_labels(
         if texts is None:
             continue
         for (task, start, end), text in zip(boxes, texts, strict=True):
+            if (end - start) * inches_per_time < _width([text], font):
+                continue  # measured boxes of one kind differ in width
             axes.text(
                 (start + end) / 2,
                 place[0] + place[1] * 0.48,
@@ -291,8 +297,6 @@ def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | Non
     ]
     if any(lane.waits for lane in lanes):
         handles.append(Patch(facecolor=WAIT_COLOUR, hatch="////", label="waiting in a receive"))
-    if len(lanes) > 1:
-        handles.append(Patch(facecolor="none", label="upper lane predicted, lower measured"))
     if memory_of is not None:
         handles.append(Patch(facecolor=MEMORY_COLOUR, label=f"in-flight memory ({instance.memory_unit})"))
         if instance.memory_cap is not None:
