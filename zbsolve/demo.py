@@ -104,6 +104,7 @@ def _real_part(out: Path, effort: _Effort, progress: Report, result: DemoResult)
     progress("running the plan on 2 processes, gradients checked …")
     trace = _run(plan, "zbsolve, GPT on 2 processes", options, progress, result)
     _save_trace(trace, out / "trace.json", "its measured run", result)
+    _note_drift(result)
     save_plan_figure(out / "gantt.png", plan, trace)
     result.files.append((out / "gantt.png", "predicted over measured, and memory"))
 
@@ -156,6 +157,16 @@ def _run(plan: Plan, name: str, options: RunOptions, progress: Report, result: D
     trace = run_plan(plan, options, progress)
     result.rows.append(DemoRow(name, plan, trace, compare(plan, trace)))
     return trace
+
+
+def _note_drift(result: DemoResult) -> None:
+    """Say it plainly when profile and run disagree by more than a tenth."""
+    row = result.rows[-1]
+    if not 0.9 <= row.comparison.ratio <= 1.1:
+        result.notes.append(
+            f"{row.name}: measured is {row.comparison.ratio:.2f} times predicted: pass times changed between "
+            "profile and run (other load on the machine?): run again when it is idle"
+        )
 
 
 def _note_gain(result: DemoResult, solved: int = -2) -> None:
