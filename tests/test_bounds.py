@@ -1,0 +1,108 @@
+"""Lower bounds: never above an optimum, hand-worked values, the published cells."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+
+from tests.brute_force import brute_force
+from tests.strategies import small_instances
+from zbsolve.bounds import all_bounds, best_bound, preemptive_one_machine
+from zbsolve.errors import InfeasibleError
+from zbsolve.graph import B, W
+from zbsolve.heuristics import presets
+from zbsolve.instance import Instance, equal_stages
+from zbsolve.list_scheduler import ListScheduler
+from zbsolve.memory import require_feasible
+from zbsolve.precedence import memory_waits
+from zbsolve.simulator import simulate, simulate_least_span
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(small_instances())
+def test_no_bound_is_above_the_brute_force_optimum(instance: Instance) -> None:
+    """Every bound holds for every schedule, so for the best one, under both objectives."""
+    optimum = brute_force(instance)
+    if math.isinf(optimum.makespan):
+        return
+    for objective, best in (("makespan", optimum.makespan), ("span", optimum.span)):
+        for bound in all_bounds(instance, objective):
+            assert bound.value <= best + 1e-6, (objective, bound)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(small_instances(max_passes=24))
+def test_no_schedule_found_beats_a_bound(instance: Instance) -> None:
+    """Beyond brute force: no policy of the list scheduler gets below any bound."""
+    try:
+        require_feasible(instance)
+    except InfeasibleError:
+        return
+    scheduler = ListScheduler(instance)
+    bounds = {objective: best_bound(instance, objective).value for objective in ("makespan", "span")}
+    for policy in presets(instance, thorough=False):
+        if math.isfinite(scheduler.run(policy)[0]):
+            orders = scheduler.orders()
+            assert simulate(instance, orders).makespan >= bounds["makespan"] - 1e-6
+            assert simulate_least_span(instance, orders).span >= bounds["span"] - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "objective", "value"),
+    [
+        # Device 3 starts after 3 F, works 8 * 3, nothing after: 27. Span: 8 * 3 of work.
+        ({"p": 4, "m": 8}, "makespan", 27.0),
+        ({"p": 4, "m": 8}, "span", 24.0),
+        # Cap 4: first backward of device 0 after 1 + 3 + 3 = 7, four F before it: 3 idle.
+        ({"p": 4, "m": 8, "memory_cap": 4.0}, "span", 27.0),
+        # One micro-batch at a time, each 2 F + 2 B on the way and its W at the end: 4 * 5.
+        ({"p": 2, "m": 4, "memory_cap": 1.0}, "makespan", 20.0),
+        # One micro-batch: 3 F and 3 B with 2 hops each way, then W: 3 + 3 + 4 + 1.
+        ({"p": 3, "m": 1, "t_comm": 1.0}, "makespan", 11.0),
+        # p = 1 and cap for one micro-batch: 3 * 3.
+        ({"p": 1, "m": 3, "memory_cap": 1.0}, "span", 9.0),
+    ],
+)
+def test_hand_worked_bounds(options: dict[str, float], objective: str, value: float) -> None:
+    """Bounds with the arithmetic beside them; each equals the optimum of its instance."""
+    assert best_bound(equal_stages(**options), objective).value == pytest.approx(value, rel=1e-6)  # type: ignore[arg-type]
+
+
+def test_published_cell_is_proven_in_closed_form() -> None:
+    """1.5B, m=24, cap p M_B: (p-1)(T_F+T_B-T_W+4 T_comm) of idle on top of m(T_F+T_B+T_W)."""
+    instance = equal_stages(8, 24, 18.522, 18.086, 9.337, 0.601, mem_b=201216.0, mem_w=73728.0)
+    capped = instance.with_memory_cap("1p")
+    expected = 24 * (18.522 + 18.086 + 9.337) + 7 * (18.522 + 18.086 - 9.337 + 4 * 0.601)
+    assert expected == pytest.approx(1310.405)
+    bound = best_bound(capped, "span")
+    assert bound.value == pytest.approx(expected, rel=1e-9)
+    assert bound.method == "two windows"
+
+
+def test_memory_waits_by_hand() -> None:
+    """Cap 2 on two stages of M_B = 1: F(j + 2) waits for the B and the W of j, on each device."""
+    waits = set(memory_waits(equal_stages(2, 5, memory_cap=2.0)))
+    assert waits == {(s, kind, s, 2) for s in (0, 1) for kind in (B, W)}
+
+
+def test_memory_waits_of_a_v_placement() -> None:
+    """Device 0 of a V holds stages 0 and 3; cap 2: F(3) leaves no room for a second F(0) until B(3) ends."""
+    waits = set(memory_waits(equal_stages(2, 5, memory_cap=2.0, placement="v")))
+    assert (0, B, 3, 1) in waits
+    # Alone, two of stage 0 fit.
+    assert (0, B, 0, 2) in waits
+
+
+def test_one_machine_against_hand_values() -> None:
+    """Jackson's preemptive rule on three jobs (head, duration, tail)."""
+    # 0-4 job a; at 1 job b (tail 7) preempts, ends 3; a ends 6 + 1; c 6-7, ends at 7 + 0: max(3+7, 6+1, 7) =
+    # 10. assert preemptive_one_machine([(0, 4, 1), (1, 2, 7), (2, 1, 0)]) == 10
+    assert preemptive_one_machine([]) == 0
+
+
+def test_bounds_survive_zero_work() -> None:
+    """A step in which nothing takes time has bound 0."""
+    instance = equal_stages(2, 2, t_f=0.0, t_b=0.0, t_w=0.0, memory_cap=1.0)
+    assert best_bound(instance, "makespan").value == 0.0
