@@ -1,0 +1,263 @@
+"""Small models and hand-written orders for the runtime's tests. Ranks import this module too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from zbsolve.graph import BW, B, F, Task, W
+from zbsolve.instance import Instance, make_instance, place
+from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
+from zbsolve.runtime.models import MicroBatch, cut_rows
+from zbsolve.simulator import simulate
+
+
+def instance(p: int, m: int, placement: str = "linear", *, time: float = 1.0) -> Instance:
+    """Equal stages that may fuse their backward."""
+    stages = [
+        {"device": d, "t_f": time, "t_b": time, "t_w": time, "t_bw": 2 * time}
+        for d in place(p, placement)  # type: ignore[arg-type]
+    ]
+    return make_instance(name="test", num_devices=p, num_microbatches=m, stages=stages)
+
+
+def zb_orders(p: int, m: int) -> list[list[Task]]:
+    """1F1B with W's delayed on later devices: device d leaves d W's for the end."""
+    orders = []
+    for d in range(p):
+        ahead = min(p - d - 1, m)
+        order = [Task(F, d, j) for j in range(ahead)]
+        done = 0
+        for j in range(m):
+            if ahead + j < m:
+                order.append(Task(F, d, ahead + j))
+            order.append(Task(B, d, j))
+            if j >= d:
+                order.append(Task(W, d, done))
+                done += 1
+        orders.append(order + [Task(W, d, j) for j in range(done, m)])
+    return orders
+
+
+def all_forward_orders(given: Instance) -> list[list[Task]]:
+    """Every F, then every backward, on any placement; odd micro-batches fuse theirs."""
+    m, last = given.num_microbatches, given.num_stages - 1
+    orders: list[list[Task]] = [[] for _ in range(given.num_devices)]
+    for s in range(last + 1):
+        orders[given.stages[s].device] += [Task(F, s, j) for j in range(m)]
+    for s in range(last, -1, -1):
+        order = orders[given.stages[s].device]
+        order += [Task(BW if j % 2 else B, s, j) for j in range(m)]
+    for s in range(last + 1):
+        # W of the even ones last, so that sums are taken in another order than the micro-batches'.
+        orders[given.stages[s].device] += [Task(W, s, j) for j in range(0, m, 2)]
+    return orders
+
+
+def plan(given: Instance, orders: Sequence[Sequence[Task]]) -> Plan:
+    """A plan with hand-written orders and no bound."""
+    return make_plan(
+        given,
+        simulate(given, orders),
+        objective="makespan",
+        lower_bound=0.0,
+        proof=Proof(method="none", statement="hand-written"),
+        solver=SolverInfo(name="hand", version="1"),
+    )
+
+
+class Model:
+    """Layers, a mean squared loss, and random rows."""
+
+    def __init__(self, layers: Sequence[nn.Module], width: int = 6, rows: int = 10) -> None:
+        self.layers = layers
+        self.width, self.rows = width, rows
+
+    def loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
+        return (output - targets).square().mean()
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        generator = torch.Generator().manual_seed(100 + step)
+        x = torch.randn(self.rows, self.width, generator=generator)
+        return cut_rows(x, x.flip(0).contiguous(), count)
+
+
+class Residual(nn.Module):
+    """A block with a nonlinearity, dropout and parameters of three kinds."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=False)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.dropout(self.down(torch.tanh(self.up(self.norm(x)))))
+
+
+def residual() -> Model:
+    """Four blocks with dropout."""
+    return Model([Residual() for _ in range(4)])
+
+
+def frozen_prefix() -> Model:
+    """Four blocks, the first two frozen."""
+    model = residual()
+    for layer in model.layers[:2]:
+        layer.requires_grad_(False)
+    return model
+
+
+class First(nn.Module):
+    """Embeds ids and passes a dict on: activations, an int mask, a float without gradient, a bool."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, ids: torch.Tensor) -> dict[str, Any]:
+        return {
+            "x": self.embedding(ids),
+            "mask": (ids != 0).long(),
+            "rest": [torch.full((2,), 0.5), None, (ids > 1)],
+        }
+
+
+class Masked(nn.Module):
+    """Uses the mask and the float, checks the bool, passes everything on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value: dict[str, Any]) -> dict[str, Any]:
+        half, nothing, large = value["rest"]
+        assert nothing is None
+        assert large.dtype == torch.bool
+        x = self.linear(value["x"]) * value["mask"].unsqueeze(-1) + half[0]
+        return {**value, "x": torch.where(large.unsqueeze(-1), x, x * 2)}
+
+
+class TiedHead(nn.Module):
+    """Logits with the embedding's own weight."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, value: dict[str, Any]) -> torch.Tensor:
+        return value["x"] @ self.weight.t()
+
+
+class Tokens(Model):
+    """Next-token model on random ids; step 2 and later have shorter sequences."""
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        generator = torch.Generator().manual_seed(step)
+        length = 5 if step < 2 else 3
+        ids = torch.randint(0, 7, (2 * count + 1, length), generator=generator)
+        return cut_rows(ids, ids.flip(1).contiguous(), count)
+
+
+def tied() -> Tokens:
+    """Embedding, two masked layers, and a head that shares the embedding's weight."""
+    embedding = nn.Embedding(7, 6)
+    return Tokens([First(embedding), Masked(6), Masked(6), TiedHead(embedding)])
+
+
+class Scale(nn.Module):
+    """Multiplies by one weight, 1 at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w * x
+
+
+class SevenRows(Model):
+    """loss = mean((w x)^2) over x = 0..6."""
+
+    def __init__(self) -> None:
+        super().__init__([Scale(), nn.Identity()])
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        x = torch.arange(7.0)
+        return cut_rows(x, x, count)
+
+
+class Poisoned(Model):
+    """Step 1 has a NaN among its inputs."""
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        batches = super().microbatches(step, count)
+        if step == 1:
+            batches[0].inputs[0, 0] = float("nan")
+        return batches
+
+
+def poisoned() -> Poisoned:
+    """Two linear layers whose second step is poisoned."""
+    return Poisoned([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+
+class Trouble(nn.Module):
+    """A linear layer that does something bad in its ``n``-th forward in training."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.what, self.at, self.calls = what, at, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == self.at and self.what == "raise":
+            raise ArithmeticError("a layer gave up")
+        if self.calls == self.at and self.what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.calls == self.at and self.what == "hang":
+            time.sleep(600)
+        if self.calls == 1 and self.what == "slow":
+            time.sleep(0.3)
+        return self.linear(x)
+
+
+# The first forward is the walk before step 1; micro-batches 0 and 1 of step 0 are calls 2 and 3.
+def raises() -> Model:
+    """Raises in F of stage 1, micro-batch 2, of the first step."""
+    return Model([nn.Linear(6, 6), Trouble("raise", 4)], rows=12)
+
+
+def killed() -> Model:
+    """The process of stage 1 is killed in F of micro-batch 2 of the first step."""
+    return Model([nn.Linear(6, 6), Trouble("kill", 4)], rows=12)
+
+
+def hangs() -> Model:
+    """Stage 1 never returns from F of micro-batch 2 of the first step."""
+    return Model([nn.Linear(6, 6), Trouble("hang", 4)], rows=12)
+
+
+def slow_first_call() -> Model:
+    """Sleeps 300 ms in its first forward only."""
+    return Model([Trouble("slow", 0), nn.Linear(6, 6)], rows=12)
+
+
+def tied_across() -> Model:
+    """The same Linear first and last."""
+    shared = nn.Linear(6, 6)
+    return Model([shared, nn.Tanh(), nn.Tanh(), shared])
