@@ -254,10 +254,10 @@ class CpSatModel:
         B's start to the release (split only).
         """
         for device in range(self.instance.num_devices):
-            if self.instance.cap(device) == math.inf:
+            stages = self.instance.stages_on(device)
+            if self.instance.cap(device) == math.inf or self._precedences_suffice(stages):
                 continue
             self._check_time()
-            stages = self.instance.stages_on(device)
             units = _memory_units(self.instance, device, self._demand_bits(len(stages)))
             intervals: list[cp_model.IntervalVar] = []
             demands: list[int] = []
@@ -284,6 +284,16 @@ class CpSatModel:
                             hold(interval, peak)
             self.model.add_cumulative(intervals, demands, units.capacity)
         self._add_memory_precedences()
+
+    def _precedences_suffice(self, stages: tuple[int, ...]) -> bool:
+        """Whether :func:`memory_precedences` already says all that the cap demands.
+
+        It does for a single stage with one M from F to W: F j then waits for W j - k, so at most k are held.
+        """
+        stage = self.instance.stages[stages[0]]
+        plain = stage.mem_w == stage.mem_b and stage.t_bw is None and stage.peak_b == stage.peak_w == 0
+        newest = self.instance.static(stage.device) + stage.mem_b + stage.peak_f
+        return len(stages) == 1 and plain and self.instance.fits(stage.device, newest)
 
     def _holding(
         self,
@@ -575,6 +585,8 @@ def solve_cpsat(
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0
         parameters.symmetry_level = 0
+        # One propagation of the whole model may take longer than the limit, and proves nothing at this size.
+        parameters.use_lns_only = hint is not None
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
     with _Stopper(solver, should_stop):

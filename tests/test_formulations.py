@@ -341,3 +341,40 @@ def test_only_free_tasks_move() -> None:
     assert cost_of(instance, "makespan", moved) == 27.0
     assert kept.bound is None
     assert moved.bound is None
+
+
+def test_a_large_model_keeps_its_limit() -> None:
+    """3,072 tasks of unequal stages: CP-SAT ends about at its limit of 2 s and keeps the warm start."""
+    stages = [
+        {"device": d, "t_f": 10.0 + d % 5, "t_b": 12.0 + d % 3, "t_w": 8.0 + d % 7, "mem_w": 0.75}
+        for d in range(16)
+    ]
+    instance = make_instance(num_devices=16, num_microbatches=64, stages=stages, t_comm=0.5, memory_cap=12.0)
+    warm = simulate(instance, serial_orders(instance))
+    began = time.monotonic()
+    result = solve_cpsat(instance, "span", time_limit=2.0, hint=warm, lower_bound=1000.0)
+    assert time.monotonic() - began < 8.0
+    assert result.bound is not None
+    assert result.bound >= 64 * 40.0  # the work of device 13: 13 + 13 + 14 a micro-batch
+    assert cost_of(instance, "span", result) <= warm.span
+
+
+@settings(RANDOM, max_examples=25)
+@given(small_instances(capped=True), st.data())
+def test_windows_never_lose_and_keep_the_rest_in_order(instance: Instance, data: st.DataObject) -> None:
+    """Any set of free tasks: the answer is valid, no worse, and tasks that are not free keep their order."""
+    first = solve_cpsat(instance, "makespan", time_limit=30.0)
+    if first.orders is None:
+        return
+    # The serial order leaves room to gain, where it fits.
+    warm = simulate(instance, serial_orders(instance))
+    if check(instance, warm):
+        warm = simulate(instance, first.orders)
+    tasks = [timed.task for timed in warm]
+    free = frozenset(data.draw(st.lists(st.sampled_from(tasks), unique=True)))
+    result = solve_cpsat(instance, "makespan", time_limit=30.0, hint=warm, free=free)
+    assert result.orders is not None
+    assert cost_of(instance, "makespan", result) <= warm.makespan
+    for before, after in zip(warm.orders, result.orders, strict=True):
+        kept = [task for task in before if task not in free]
+        assert [task for task in after if task in kept] == kept
