@@ -114,6 +114,7 @@ def _real_part(out: Path, effort: _Effort, progress: Report, result: DemoResult)
         _save_plan(reference, out / "plan_1f1b.json", "1F1B on the same profile", result)
         trace = _run(reference, "1F1B, GPT on 2 processes", options, progress, result)
         _save_trace(trace, out / "trace_1f1b.json", "its measured run", result)
+        _note_drift(result)
         _note_gain(result)
 
 
