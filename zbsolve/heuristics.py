@@ -18,36 +18,66 @@ from zbsolve.bounds import round_trip
 from zbsolve.graph import Task
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, Policy, preset
-from zbsolve.precedence import back
+from zbsolve.precedence import back, room
 
 Orders = tuple[tuple[Task, ...], ...]
 
 
-def in_flight_for_round_trip(instance: Instance, depth: float) -> list[int]:
+def in_flight_for_round_trip(instance: Instance, depth: float | list[float]) -> list[int]:
     """Per stage, micro-batches in flight that keep F and B busy over ``depth`` round trips.
 
     At depth 1 and equal stages without hops that is 1F1B's p - r, at depth 2 about ZB-H2's 2 (p - r) - 1.
+    A list gives each device a depth of its own.
     """
     limits = []
     for s, stage in enumerate(instance.stages):
-        on_device = instance.stages_on(stage.device)
-        slot = sum(instance.stages[q].t_f + back(instance.stages[q]) for q in on_device)
-        way = stage.t_f + round_trip(instance, s, s) + back(stage)
-        need = math.inf if slot == 0 else depth * way / slot
-        limits.append(max(1, math.ceil(min(need, instance.num_microbatches) - 1e-9)))
+        wanted = depth[stage.device] if isinstance(depth, list) else depth
+        limits.append(max(1, math.ceil(min(wanted * _trips(instance, s), instance.num_microbatches) - 1e-9)))
     return limits
+
+
+def _trips(instance: Instance, s: int) -> float:
+    """Micro-batches that a device starts in one round trip of stage s, running F and B alone."""
+    stage = instance.stages[s]
+    slot = sum(instance.stages[q].t_f + back(instance.stages[q]) for q in instance.stages_on(stage.device))
+    way = stage.t_f + round_trip(instance, s, s) + back(stage)
+    return math.inf if slot == 0 else way / slot
+
+
+def depth_within_memory(instance: Instance) -> list[float]:
+    """Per device, the depth whose micro-batches in flight on all its stages just fit under its cap.
+
+    Without it the first chunk of a device would fill the memory that the later ones need.
+    """
+    depths = []
+    for device in range(instance.num_devices):
+        stages = instance.stages_on(device)
+        per_depth = sum(instance.stages[s].mem_b * _trips(instance, s) for s in stages)
+        depths.append(room(instance, device) / per_depth if per_depth > 0 else math.inf)
+    return depths
 
 
 def presets(instance: Instance, *, thorough: bool = True) -> Iterator[Policy]:
     """Policies worth trying on any instance; a few of them when not ``thorough``."""
     no_limit = [instance.num_microbatches] * instance.num_stages
-    depths: tuple[float, ...] = (math.inf, 1.0, 1.5, 1.8, 1.9, 2.0) if thorough else (math.inf, 1.0)
+    fitting = depth_within_memory(instance)
+    depths: list[float | list[float]] = [1.0]
+    if thorough:
+        depths += [1.5, 1.8, 1.9, 2.0]
+    if instance.num_stages > instance.num_devices:
+        depths += [min(fitting), fitting]
+        if thorough:
+            depths += [
+                0.8 * min(fitting),
+                1.2 * min(fitting),
+                [0.8 * d for d in fitting],
+                [1.2 * d for d in fitting],
+            ]
+    shapes = [in_flight_for_round_trip(instance, depth) for depth in depths]
+    distinct = [no_limit, *(shape for shape in dict.fromkeys(map(tuple, shapes)) if list(shape) != no_limit)]
     patience = (0.75, 0.5, 0.25, 0.0, 1.0) if thorough else (0.75, 0.25)
     fuses = (False, True) if any(stage.t_bw is not None for stage in instance.stages) else (False,)
-    for depth in depths:
-        limits = no_limit if math.isinf(depth) else in_flight_for_round_trip(instance, depth)
-        if not math.isinf(depth) and limits == no_limit:
-            continue
+    for limits in distinct:
         for fuse in fuses:
             for f in patience:
                 for w in patience:

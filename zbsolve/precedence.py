@@ -44,14 +44,17 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
     Let a device hold stages s_1 < ... < s_c, and let M_a = mem_b(s_1) + ... + mem_b(s_a).
 
     Backward: from the start of F(s_q, j) to the end of its backward, micro-batch j holds M_q on the device:
-    the F's of the stages before were run, their backwards come later. For a <= q, a later micro-batch i whose
-    F(s_a, i) has started holds M_a all that while, since its backwards there come after j's. With k of
-    them M_q + k M_a must be within the cap (growth and peaks, left out, only add). Were F(s_a, j + k)
-    started before the backward (s_q, j) ends, then at the later of its start and that of F(s_q, j) all
-    would be held at once. So if k is the least number with which the sum is over the cap, it waits.
+    the F's of the stages before were run, their backwards come later; its own backward adds its growth and
+    peak (the lesser of split and fused). For a <= q, a later micro-batch i whose F(s_a, i) has started holds
+    M_a until after j's backward at s_q, since its backwards there come after j's. Were F(s_a, j + k)
+    started before the backward (s_q, j) ends, then k such micro-batches would be held beside j while that
+    backward runs (and at the later of F(s_a, j + k) and F(s_q, j)). So if k is the least number with which
+    M_q + what the backward adds + k M_a is over the cap, F(s_a, j + k) waits.
 
-    W: a micro-batch whose F(s, i) has started and whose W has not ended holds at least min(mem_b, mem_w)
-    of stage s, the newest at the start of its F mem_b + peak_f. In order, at most k such fit at once.
+    W, where stage s = s_a cannot fuse: when F(s, i) starts, its micro-batch holds M_a + peak_f. Of the
+    micro-batches before it whose W has not ended, number i - t holds mem_w of s if its backward has ended,
+    which the rule above forces for t >= d, d being its distance for (s, s); else at least the lesser of
+    mem_w and M_a. If t of them are too many together, W(s, i - t) has ended before F(s, i) starts.
     """
     m = instance.num_microbatches
     for device in range(instance.num_devices):
@@ -63,16 +66,27 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
         for q, last in enumerate(stages):
             for a in range(q + 1):
                 if cumulative[a] > 0:
-                    distance = int((free - cumulative[q]) / cumulative[a]) + 1
-                    if 1 <= distance < m:
+                    left = free - cumulative[q] - _backward_adds(instance.stages[last])
+                    distance = max(1, int(left / cumulative[a]) + 1)
+                    if distance < m:
                         yield MemoryWait(stages[a], B, last, distance)
-        for s in stages:
+        for s, held in zip(stages, cumulative.tolist(), strict=True):
             stage = instance.stages[s]
-            each = min(stage.mem_b, stage.mem_w)
-            if stage.t_bw is None and each > 0:
-                distance = int((free - stage.mem_b - stage.peak_f) / each) + 1
-                if 1 <= distance < m:
+            if stage.t_bw is not None or stage.mem_w == 0:
+                continue
+            ended = m if held == 0 else max(1, int((free - held - _backward_adds(stage)) / held) + 1)
+            left = free - held - stage.peak_f
+            for distance in range(1, m):
+                left -= stage.mem_w if distance >= ended else min(stage.mem_w, held)
+                if left < 0:
                     yield MemoryWait(s, W, s, distance)
+                    break
+
+
+def _backward_adds(stage: Stage) -> float:
+    """Memory that a stage's backward adds while it runs, by its cheaper way."""
+    split = stage.growth + stage.peak_b
+    return split if stage.t_bw is None else min(split, stage.peak_fused)
 
 
 @dataclass(frozen=True, slots=True)
