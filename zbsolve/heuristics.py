@@ -37,11 +37,12 @@ def in_flight_for_round_trip(instance: Instance, depth: float | list[float]) -> 
 
 
 def _trips(instance: Instance, s: int) -> float:
-    """Micro-batches that a device starts in one round trip of stage s, running F and B alone."""
+    """Micro-batches that a device starts in one round trip of stage s, running F and B alone; at most m."""
     stage = instance.stages[s]
     slot = sum(instance.stages[q].t_f + back(instance.stages[q]) for q in instance.stages_on(stage.device))
     way = stage.t_f + round_trip(instance, s, s) + back(stage)
-    return math.inf if slot == 0 else way / slot
+    most = float(instance.num_microbatches)
+    return min(most, way / slot) if slot > 0 else most
 
 
 def depth_within_memory(instance: Instance) -> list[float]:
@@ -53,7 +54,8 @@ def depth_within_memory(instance: Instance) -> list[float]:
     for device in range(instance.num_devices):
         stages = instance.stages_on(device)
         per_depth = sum(instance.stages[s].mem_b * _trips(instance, s) for s in stages)
-        depths.append(room(instance, device) / per_depth if per_depth > 0 else math.inf)
+        most = float(instance.num_microbatches)
+        depths.append(min(most, room(instance, device) / per_depth) if per_depth > 0 else most)
     return depths
 
 
