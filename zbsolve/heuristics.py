@@ -59,32 +59,49 @@ def depth_within_memory(instance: Instance) -> list[float]:
     return depths
 
 
+# (patience_f, patience_w) that were best on some published cell or random instance, most often first.
+PATIENCES = (
+    (0.75, 0.25),
+    (0.75, 0.75),
+    (0.75, 0.0),
+    (0.25, 0.25),
+    (0.25, 0.0),
+    (0.5, 0.5),
+    (1.0, 0.75),
+    (0.0, 0.0),
+)
+
+
 def presets(instance: Instance, *, thorough: bool = True) -> Iterator[Policy]:
     """Policies worth trying on any instance; a few of them when not ``thorough``."""
-    no_limit = [instance.num_microbatches] * instance.num_stages
-    fitting = depth_within_memory(instance)
-    depths: list[float | list[float]] = [1.0]
-    if thorough:
-        depths += [1.5, 1.8, 1.9, 2.0]
-    if instance.num_stages > instance.num_devices:
-        depths += [min(fitting), fitting]
-        if thorough:
-            depths += [
-                0.8 * min(fitting),
-                1.2 * min(fitting),
-                [0.8 * d for d in fitting],
-                [1.2 * d for d in fitting],
-            ]
-    shapes = [in_flight_for_round_trip(instance, depth) for depth in depths]
-    distinct = [no_limit, *(shape for shape in dict.fromkeys(map(tuple, shapes)) if list(shape) != no_limit)]
-    patience = (0.75, 0.5, 0.25, 0.0, 1.0) if thorough else (0.75, 0.25)
+    no_limit = (instance.num_microbatches,) * instance.num_stages
+    shapes = dict.fromkeys((no_limit, *map(tuple, warm_up_shapes(instance, thorough=thorough))))
     fuses = (False, True) if any(stage.t_bw is not None for stage in instance.stages) else (False,)
-    for limits in distinct:
+    for limits in shapes:
         for fuse in fuses:
-            for f in patience:
-                for w in patience:
-                    base = preset(instance, fuse=fuse, patience_f=f, patience_w=w)
-                    yield replace(base, limit=np.array(limits))
+            for f, w in PATIENCES if thorough else PATIENCES[:2]:
+                base = preset(instance, fuse=fuse, patience_f=f, patience_w=w)
+                yield replace(base, limit=np.array(limits))
+
+
+def warm_up_shapes(instance: Instance, *, thorough: bool) -> Iterator[list[int]]:
+    """Limits on the micro-batches in flight per stage: depths in round trips, and ramps from first to last.
+
+    Ramps are for several chunks per device: under a tight cap the later chunks need room, and how
+    much the earlier ones may take is not a matter of round trips alone.
+    """
+    for depth in (1.0, 1.5, 1.8, 1.9, 2.0) if thorough else (1.0,):
+        yield in_flight_for_round_trip(instance, depth)
+    S = instance.num_stages
+    if instance.num_devices == S:
+        return
+    fitting = depth_within_memory(instance)
+    yield in_flight_for_round_trip(instance, min(fitting))
+    yield in_flight_for_round_trip(instance, fitting)
+    for first in (1, 2, 3, 4, 6, 8, 12, 16) if thorough else (2, 4, 8):
+        for share in (0.25, 0.5, 1.0) if thorough else (0.5,):
+            last = first * share
+            yield [max(1, round(first + (last - first) * s / (S - 1))) for s in range(S)]
 
 
 def automatic(scheduler: ListScheduler, objective: str, *, thorough: bool = True) -> tuple[Policy, float]:
