@@ -61,19 +61,34 @@ def duration(instance: Instance, kind: TaskKind, stage: int) -> float:
     return data.t_bw
 
 
-def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
-    """Dependencies of one task. A backward may wait for B or for BW of the next stage, whichever exists."""
-    kind, stage, microbatch = task
+class Need(NamedTuple):
+    """What a (kind, stage) waits for, of the same micro-batch: the end of another, plus a lag."""
+
+    kind: TaskKind
+    stage: int
+    lag: float
+
+
+def needs(instance: Instance, kind: TaskKind, stage: int) -> tuple[Need, ...]:
+    """Dependencies of a task, equal for every micro-batch.
+
+    A backward may wait for B or for BW of the next stage, whichever exists.
+    """
     if kind is F:
-        if stage > 0:
-            yield Edge(Task(F, stage - 1, microbatch), task, instance.hop(stage - 1))
-    elif kind is W:
-        yield Edge(Task(B, stage, microbatch), task, 0.0)
-    else:
-        yield Edge(Task(F, stage, microbatch), task, 0.0)
-        if stage + 1 < instance.num_stages:
-            for backward in backward_kinds(instance, stage + 1):
-                yield Edge(Task(backward, stage + 1, microbatch), task, instance.hop(stage))
+        return (Need(F, stage - 1, instance.hop(stage - 1)),) if stage > 0 else ()
+    if kind is W:
+        return (Need(B, stage, 0.0),)
+    own = Need(F, stage, 0.0)
+    if stage + 1 == instance.num_stages:
+        return (own,)
+    hop = instance.hop(stage)
+    return (own, *(Need(backward, stage + 1, hop) for backward in backward_kinds(instance, stage + 1)))
+
+
+def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
+    """Dependencies of one task."""
+    for kind, stage, lag in needs(instance, task.kind, task.stage):
+        yield Edge(Task(kind, stage, task.microbatch), task, lag)
 
 
 def backward_kinds(instance: Instance, stage: int) -> tuple[TaskKind, ...]:

@@ -13,13 +13,13 @@ Both cost measures of a fixed set of orders are longest-path problems on one gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.errors import InfeasibleError
-from zbsolve.graph import Task, duration, predecessors
+from zbsolve.graph import Task, duration, needs, predecessors
 from zbsolve.instance import Instance
 from zbsolve.schedule import Schedule, TimedTask
 
@@ -44,31 +44,63 @@ def topological_order(instance: Instance, orders: Orders) -> list[tuple[int, Tas
     CycleError
         When no such order exists: running these programs would deadlock.
     """
-    done: set[Task] = set()
-    present = {task for order in orders for task in order}
+    return _propagate(instance, orders, {})[0]
+
+
+def _propagate(
+    instance: Instance, orders: Orders, not_before: Mapping[Task, float]
+) -> tuple[list[tuple[int, Task]], dict[Task, float]]:
+    """A topological order of (device, task), and earliest starts with ``not_before`` as further limits.
+
+    A dependency on a task that is in no order counts as met: whether tasks are missing is for the checker.
+    """
+    kinds = {(task.kind, task.stage) for order in orders for task in order}
+    needed = {(kind, stage): needs(instance, kind, stage) for kind, stage in kinds}
+    length = {(kind, stage): duration(instance, kind, stage) for kind, stage in kinds}
+    ends: dict[Task, float] = dict.fromkeys((task for order in orders for task in order), -1.0)
+    starts: dict[Task, float] = {}
     waiting: dict[Task, list[int]] = {}
     position = [0] * len(orders)
+    free = [0.0] * len(orders)
     ready = list(range(len(orders)))
-    result: list[tuple[int, Task]] = []
+    sequence: list[tuple[int, Task]] = []
     while ready:
         device = ready.pop()
         order = orders[device]
-        while position[device] < len(order):
-            task = order[position[device]]
-            blocker = _first_blocker(instance, task, done, present)
+        now = free[device]
+        for place in range(position[device], len(order)):
+            task = order[place]
+            kind, stage, microbatch = task
+            start = now
+            blocker = None
+            for before, at, lag in needed[kind, stage]:
+                key = Task(before, at, microbatch)
+                end = ends.get(key)
+                if end is None:
+                    continue
+                if end < 0:
+                    blocker = key
+                    break
+                if end + lag > start:
+                    start = end + lag
             if blocker is not None:
                 waiting.setdefault(blocker, []).append(device)
                 break
-            done.add(task)
-            result.append((device, task))
+            if not_before:
+                start = max(start, not_before.get(task, 0.0))
+            starts[task] = start
+            ends[task] = now = start + length[kind, stage]
+            sequence.append((device, task))
             position[device] += 1
-            ready.extend(waiting.pop(task, ()))
-    if len(result) < sum(len(order) for order in orders):
-        raise CycleError(_find_cycle(instance, orders, position, done, present))
-    return result
+            if task in waiting:
+                ready += waiting.pop(task)
+        free[device] = now
+    if len(sequence) < sum(map(len, orders)):
+        raise CycleError(_find_cycle(instance, orders, position, starts.keys(), ends.keys()))
+    return sequence, starts
 
 
-def _first_blocker(instance: Instance, task: Task, done: set[Task], present: set[Task]) -> Task | None:
+def _first_blocker(instance: Instance, task: Task, done: Set[Task], present: Set[Task]) -> Task | None:
     for edge in predecessors(instance, task):
         if edge.before not in done and edge.before in present:
             return edge.before
@@ -76,7 +108,7 @@ def _first_blocker(instance: Instance, task: Task, done: set[Task], present: set
 
 
 def _find_cycle(
-    instance: Instance, orders: Orders, position: Sequence[int], done: set[Task], present: set[Task]
+    instance: Instance, orders: Orders, position: Sequence[int], done: Set[Task], present: Set[Task]
 ) -> list[Task]:
     """Follow "waits for" from a blocked device until a device repeats."""
     device_of = {task: device for device, order in enumerate(orders) for task in order}
@@ -100,17 +132,15 @@ def simulate(instance: Instance, orders: Orders) -> Schedule:
 
     Its makespan is the least that these orders permit.
     """
-    starts = _earliest_starts(instance, topological_order(instance, orders), {})
-    return _timed(instance, orders, starts)
+    return _timed(instance, orders, _propagate(instance, orders, {})[1])
 
 
 def simulate_least_span(instance: Instance, orders: Orders) -> Schedule:
     """The schedule of least span that these orders permit (later first starts)."""
-    topological = topological_order(instance, orders)
-    longest = _device_paths(instance, orders, topological)
-    offsets = _potentials(longest, max_cycle_mean(longest), instance, orders, topological)
+    longest = _device_paths(instance, orders)
+    offsets = _potentials(longest, max_cycle_mean(longest), instance, orders)
     first = {order[0]: offsets[d] for d, order in enumerate(orders) if order}
-    return _timed(instance, orders, _earliest_starts(instance, topological, first))
+    return _timed(instance, orders, _propagate(instance, orders, first)[1])
 
 
 def simulate_for(instance: Instance, orders: Orders, objective: str) -> Schedule:
@@ -128,26 +158,7 @@ def _timed(instance: Instance, orders: Orders, starts: Mapping[Task, float]) -> 
     )
 
 
-def _earliest_starts(
-    instance: Instance, topological: Sequence[tuple[int, Task]], not_before: Mapping[Task, float]
-) -> dict[Task, float]:
-    starts: dict[Task, float] = {}
-    ends: dict[Task, float] = {}
-    free = [0.0] * instance.num_devices
-    for device, task in topological:
-        start = max(free[device], not_before.get(task, 0.0))
-        for edge in predecessors(instance, task):
-            end = ends.get(edge.before)
-            if end is not None:
-                start = max(start, end + edge.lag)
-        starts[task] = start
-        free[device] = ends[task] = start + duration(instance, task.kind, task.stage)
-    return starts
-
-
-def _device_paths(
-    instance: Instance, orders: Orders, topological: Sequence[tuple[int, Task]]
-) -> NDArray[np.float64]:
+def _device_paths(instance: Instance, orders: Orders) -> NDArray[np.float64]:
     """``L[d, e]``: longest path from the start of device d's first task to the end of device e's last.
 
     Minus infinity where no path exists. Shape (p, p).
@@ -156,7 +167,7 @@ def _device_paths(
     none = np.full(p, -np.inf)
     ends: dict[Task, NDArray[np.float64]] = {}
     free = [none] * p
-    for device, task in topological:
+    for device, task in topological_order(instance, orders):
         start = free[device]
         if start is none:
             start = none.copy()
@@ -191,7 +202,6 @@ def _potentials(
     span: float,
     instance: Instance,
     orders: Orders,
-    topological: Sequence[tuple[int, Task]],
 ) -> list[float]:
     """First starts x >= 0 with ``x[d] + longest[d, e] <= x[e] + span`` that the dependencies also allow."""
     p = len(orders)
@@ -200,7 +210,7 @@ def _potentials(
     slack = 1e-12 * max(1.0, span)
     for _ in range(2 * p + 2):
         new = np.maximum(x, (x[:, None] + longest - span - slack).max(axis=0))
-        starts = _earliest_starts(instance, topological, {t: float(new[d]) for t, d in first.items()})
+        _, starts = _propagate(instance, orders, {t: float(new[d]) for t, d in first.items()})
         for task, d in first.items():
             new[d] = max(new[d], starts[task])
         if np.all(new <= x + slack):

@@ -24,7 +24,7 @@ from zbsolve.heuristics import PolicySearch, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
-from zbsolve.memory import require_feasible
+from zbsolve.memory import peak_memory, require_feasible
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
@@ -110,17 +110,16 @@ class _Search:
 
     def offer(self, orders: Orders, who: str) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
+        peaks = enumerate(peak_memory(self.instance, d, order) for d, order in enumerate(orders))
+        if not all(self.instance.fits(d, peak) for d, peak in peaks):
+            log.debug("%s: over the memory cap, dropped", who)
+            return False
         schedule = simulate_for(self.instance, orders, self.objective)
         if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
             return False
         violations = check(self.instance, schedule)
         if violations:
-            log.log(
-                logging.DEBUG if who in BASELINES else logging.WARNING,
-                "%s: the schedule breaks a rule (%s): dropped",
-                who,
-                violations[0],
-            )
+            log.warning("%s: the schedule breaks a rule (%s): dropped", who, violations[0])
             return False
         self.schedule, self.found_by = schedule, who
         self.report(who)
@@ -232,10 +231,10 @@ def _certified(
 
 
 def _construct(search: _Search) -> None:
-    """Serial order, baselines and the automatic heuristic: always run, and always the same."""
+    """Baselines, the automatic heuristic, else the serial order: always run, and always the same."""
     instance = search.instance
-    search.offer(serial_orders(instance), "serial")
-    for name, orders in _fitting_baselines(instance):
+    # The likely best first: what comes after need not be checked when it is no better.
+    for name, orders in reversed(list(_fitting_baselines(instance))):
         search.offer(orders, name)
     if search.done:
         return
@@ -243,6 +242,7 @@ def _construct(search: _Search) -> None:
     _, cost = automatic(scheduler, search.objective, thorough=search.num_tasks <= 1_000)
     if math.isfinite(cost):
         search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
+    search.offer(serial_orders(instance), "serial")
 
 
 def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
@@ -255,7 +255,8 @@ def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
             orders = baseline.orders(fused)
         except InputError:
             continue
-        yield name, tuple(tuple(split_where_needed(instance, order)) for order in orders)
+        ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
+        yield (name if ours == orders else f"{name}, backward split"), ours
 
 
 def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[Task]:
