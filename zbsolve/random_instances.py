@@ -53,13 +53,11 @@ def random_instance(seed: int) -> Instance:
     if draw.uniform(0, 1) > _SHARE_WITH_CAP:
         return instance
     tightness = float(draw.uniform(0, 2)) ** 2 / 2  # 0 to 2 times p M_B, small ones most often
-    mean_mem_b = np.mean([stage.mem_b for stage in instance.stages])
+    mean_mem_b = float(np.mean([stage.mem_b for stage in instance.stages]))
     caps = [
-        float(
-            max(
-                serial_program(instance, device)[0],
-                tightness * p * mean_mem_b * len(instance.stages_on(device)),
-            )
+        max(
+            serial_program(instance, device)[0],
+            tightness * p * mean_mem_b * len(instance.stages_on(device)),
         )
         for device in range(p)
     ]

@@ -1,0 +1,85 @@
+"""Re-deriving a plan's lower bound from the plan file alone.
+
+The combinatorial bounds are functions of the instance, so a stated bound is either confirmed here or refuted.
+A bound that an exact model proved ("cpsat model") is confirmed only where a combinatorial one reaches it:
+otherwise it rests on the word of the solver named, and that is said. Whether the bound is above the
+plan's own cost is :func:`zbsolve.plan.check_plan`'s question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zbsolve.bounds import Bound, all_bounds
+from zbsolve.plan import OPTIMAL_GAP, Plan
+from zbsolve.schedule import Violation
+
+# Methods whose bound must come out again; an instance may have more (all_bounds), never fewer.
+COMBINATORIAL = frozenset(("two windows", "one machine", "memory area"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reverification:
+    """What became of a stated bound.
+
+    Attributes
+    ----------
+    confirmed : bool
+        A combinatorial bound of the instance reaches the stated one (within 1e-6 of it).
+    derived : Bound
+        The highest combinatorial bound.
+    sentence : str
+        The outcome in words.
+    violation : Violation, optional
+        The stated bound contradicts what its own method gives.
+    """
+
+    confirmed: bool
+    derived: Bound
+    sentence: str
+    violation: Violation | None = None
+
+
+def reverify(plan: Plan) -> Reverification:
+    """Compute the combinatorial bounds of the plan's instance and judge the stated one by them.
+
+    The instance must be able to hold one micro-batch on each device: any plan whose schedule
+    :func:`zbsolve.schedule.check` accepts.
+    """
+    bounds = list(all_bounds(plan.instance, plan.objective))
+    derived = max(bounds, key=lambda bound: bound.value)
+    method, unit = plan.bound_proof.method, plan.instance.time_unit
+    stated = plan.lower_bound
+    reach = _reach(derived.value)
+    proven = plan.bound_proof.value
+    if proven is not None and stated > _reach(proven):
+        return _refuted(
+            derived, f"lower_bound is stated as {stated:.9g}, its own proof gives {proven:.9g} {unit}"
+        )
+    if stated <= reach:
+        place = "" if derived.device is None else f", device {derived.device}"
+        higher = "" if stated >= derived.value * (1 - OPTIMAL_GAP) else f" gives {derived.value:.9g}"
+        return Reverification(
+            True, derived, f"bound re-verified: {stated:.9g} {unit} ({derived.method}{place}{higher})"
+        )
+    if method in COMBINATORIAL or any(bound.method == method for bound in bounds):
+        return _refuted(
+            derived,
+            f"lower_bound is stated as {stated:.9g} by {method}, which this instance does not give: "
+            f"the combinatorial bound is {derived.value:.9g} {unit} ({derived.method})",
+        )
+    return Reverification(
+        False,
+        derived,
+        f"bound not re-derived here: {stated:.9g} {unit} stated by {method}; "
+        f"the combinatorial bound gives {derived.value:.9g} ({derived.method})",
+    )
+
+
+def _reach(value: float) -> float:
+    """The highest stated value that float64 rounding lets pass for ``value``."""
+    return value + OPTIMAL_GAP * abs(value)
+
+
+def _refuted(derived: Bound, sentence: str) -> Reverification:
+    return Reverification(False, derived, sentence, Violation("bound", sentence))
