@@ -42,7 +42,7 @@ def test_no_schedule_found_beats_a_bound(instance: Instance) -> None:
         return
     scheduler = ListScheduler(instance)
     bounds = {objective: best_bound(instance, objective).value for objective in ("makespan", "span")}
-    for policy in presets(instance, thorough=False):
+    for policy in presets(instance, patiences=2):
         if math.isfinite(scheduler.run(policy)[0]):
             orders = scheduler.orders()
             assert simulate(instance, orders).makespan >= bounds["makespan"] - 1e-6

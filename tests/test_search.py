@@ -50,7 +50,7 @@ def test_every_policy_gives_a_valid_schedule_or_says_it_cannot(instance: Instanc
     except InfeasibleError:
         return
     scheduler = ListScheduler(instance)
-    for policy in presets(instance, thorough=False):
+    for policy in presets(instance, patiences=2):
         makespan, span = scheduler.run(policy)
         if math.isinf(makespan):
             continue
@@ -79,7 +79,7 @@ def test_searches_improve_and_stay_valid(objective: str, placement: str, fuse: b
     for seed in range(4):
         instance = random_instance(seed, placement, fuse)
         scheduler = ListScheduler(instance)
-        start, cost = automatic(scheduler, objective)
+        start, cost = automatic(scheduler, objective, patiences=8)
         orders = serial_orders(instance)
         if math.isfinite(cost):
             policies = PolicySearch(scheduler, objective, start, seed)
@@ -101,7 +101,7 @@ def test_machine_code_and_plain_python_agree() -> None:
     """The compiled loops take the same decisions as the plain ones."""
     instance = random_instance(5, "v")
     plain, compiled = ListScheduler(instance), ListScheduler(instance, compiled=True)
-    for policy in presets(instance, thorough=False):
+    for policy in presets(instance, patiences=2):
         assert plain.run(policy) == pytest.approx(compiled.run(policy))
         assert plain.orders() == compiled.orders()
 

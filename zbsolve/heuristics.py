@@ -61,8 +61,8 @@ def depth_within_memory(instance: Instance) -> list[float]:
 
 # (patience_f, patience_w) that were best on some published cell or random instance, most often first.
 PATIENCES = (
-    (0.75, 0.25),
     (0.75, 0.75),
+    (0.75, 0.25),
     (0.75, 0.0),
     (0.25, 0.25),
     (0.25, 0.0),
@@ -72,25 +72,32 @@ PATIENCES = (
 )
 
 
-def presets(instance: Instance, *, thorough: bool = True) -> Iterator[Policy]:
-    """Policies worth trying on any instance; a few of them when not ``thorough``."""
+def affordable_patiences(instance: Instance) -> int:
+    """How many of ``PATIENCES`` plain Python tries in about a second."""
+    tasks = 3 * instance.num_stages * instance.num_microbatches
+    return len(PATIENCES) if tasks <= 1_000 else 2 if tasks <= 8_000 else 1
+
+
+def presets(instance: Instance, patiences: int = len(PATIENCES)) -> Iterator[Policy]:
+    """Policies worth trying on any instance; fewer, of fewer shapes, for fewer ``patiences``."""
     no_limit = (instance.num_microbatches,) * instance.num_stages
-    shapes = dict.fromkeys((no_limit, *map(tuple, warm_up_shapes(instance, thorough=thorough))))
+    shapes = dict.fromkeys((no_limit, *map(tuple, warm_up_shapes(instance, patiences))))
     fuses = (False, True) if any(stage.t_bw is not None for stage in instance.stages) else (False,)
     for limits in shapes:
         for fuse in fuses:
-            for f, w in PATIENCES if thorough else PATIENCES[:2]:
+            for f, w in PATIENCES[:patiences]:
                 base = preset(instance, fuse=fuse, patience_f=f, patience_w=w)
                 yield replace(base, limit=np.array(limits))
 
 
-def warm_up_shapes(instance: Instance, *, thorough: bool) -> Iterator[list[int]]:
+def warm_up_shapes(instance: Instance, patiences: int) -> Iterator[list[int]]:
     """Limits on the micro-batches in flight per stage: depths in round trips, and ramps from first to last.
 
     Ramps are for several chunks per device: under a tight cap the later chunks need room, and how
     much the earlier ones may take is not a matter of round trips alone.
     """
-    for depth in (1.0, 1.5, 1.8, 1.9, 2.0) if thorough else (1.0,):
+    thorough = patiences == len(PATIENCES)
+    for depth in (1.0, 1.5, 1.8, 1.9, 2.0)[: 5 if thorough else patiences - 1]:
         yield in_flight_for_round_trip(instance, depth)
     S = instance.num_stages
     if instance.num_devices == S:
@@ -104,12 +111,12 @@ def warm_up_shapes(instance: Instance, *, thorough: bool) -> Iterator[list[int]]
             yield [max(1, round(first + (last - first) * s / (S - 1))) for s in range(S)]
 
 
-def automatic(scheduler: ListScheduler, objective: str, *, thorough: bool = True) -> tuple[Policy, float]:
+def automatic(scheduler: ListScheduler, objective: str, patiences: int) -> tuple[Policy, float]:
     """The best preset and its cost at earliest starts (infinite when none fits in memory)."""
     column = 1 if objective == "span" else 0
     best: Policy | None = None
     cost = math.inf
-    for policy in presets(scheduler.instance, thorough=thorough):
+    for policy in presets(scheduler.instance, patiences):
         value = scheduler.run(policy)[column]
         if best is None or value < cost:
             best, cost = policy, value

@@ -20,7 +20,7 @@ from zbsolve.bounds import Bound, best_bound
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
-from zbsolve.heuristics import PolicySearch, automatic
+from zbsolve.heuristics import PATIENCES, PolicySearch, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
@@ -239,7 +239,7 @@ def _construct(search: _Search) -> None:
     if search.done:
         return
     scheduler = ListScheduler(instance)
-    _, cost = automatic(scheduler, search.objective, thorough=search.num_tasks <= 1_000)
+    _, cost = automatic(scheduler, search.objective, affordable_patiences(instance))
     if math.isfinite(cost):
         search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
     search.offer(serial_orders(instance), "serial")
@@ -276,7 +276,8 @@ def _search_policies(search: _Search) -> None:
     budget = search.left * (0.3 if exact_follows else 0.9)
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
-    start, cost = automatic(scheduler, search.objective, thorough=compiled or search.num_tasks <= 1_000)
+    patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
+    start, cost = automatic(scheduler, search.objective, patiences)
     if not math.isfinite(cost):
         return
     if cost < search.cost:

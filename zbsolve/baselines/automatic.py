@@ -11,7 +11,7 @@ from functools import partial
 
 from zbsolve.baselines.base import Baseline, DeviceOrders
 from zbsolve.errors import InputError
-from zbsolve.heuristics import automatic
+from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler
 
@@ -19,8 +19,7 @@ from zbsolve.list_scheduler import ListScheduler
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
     """The best preset of the automatic heuristic under ``cap``, by makespan."""
     scheduler = ListScheduler(instance.with_memory_cap(cap))
-    thorough = 3 * instance.num_stages * instance.num_microbatches <= 1_000
-    _, cost = automatic(scheduler, "makespan", thorough=thorough)
+    _, cost = automatic(scheduler, "makespan", affordable_patiences(instance))
     if not math.isfinite(cost):
         raise InputError(
             f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"
