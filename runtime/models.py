@@ -66,8 +66,9 @@ def cut_rows(inputs: torch.Tensor, targets: torch.Tensor, count: int) -> list[Mi
     rows = inputs.shape[0]
     if rows < count:
         raise InputError(f"{rows} rows cannot fill {count} micro-batches: give at least one row each")
+    # Copies: a slice would keep the whole batch alive, and count as such, for as long as any is in flight.
     return [
-        MicroBatch(i, t, i.shape[0] / rows)
+        MicroBatch(i.clone(), t.clone(), i.shape[0] / rows)
         for i, t in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 The profile runs real steps through the same executor, with as many processes and threads as the run will
 have and all devices busy, so that contention for cores, caches and memory is in the figures. Two orders
-are run: one with every backward split, one with every backward fused. Times are medians after warm-up
+take turns: one with every backward split, one with every backward fused. Times are medians after warm-up
 and include the call that sends a result. Memory is what autograd saved plus what was put aside, at the
 boundaries after F and B; what an op needs only while it runs is not measured (``peak_*`` stay 0).
 """
@@ -22,8 +22,10 @@ from zbsolve.trace import Trace, measured_hops
 
 logger = logging.getLogger(__name__)
 
-# A split that costs this much more than a fused backward is worth a word to the user.
+# A split this much dearer than a fused backward loses more than most schedules gain by it.
 _DEAR_SPLIT = 1.3
+# F + B + W and F + BW are the same arithmetic: further apart than this, something disturbed the profile.
+_APART = 0.1
 
 
 def busy_orders(instance: Instance, fused: bool) -> list[list[Task]]:
@@ -92,6 +94,12 @@ def build_instance(
                 progress,
                 f"stage {s}: B + W take {t_b + t_w:.1f} ms, a fused BW {t_bw:.1f} ms: plans will fuse it "
                 "where they can",
+            )
+        elif abs((t_f + t_b + t_w) / (t_f + t_bw) - 1) > _APART:
+            _say(
+                progress,
+                f"stage {s}: F + B + W take {t_f + t_b + t_w:.1f} ms, F + BW {t_f + t_bw:.1f} ms: if the "
+                "machine was busy, profile again when it is idle",
             )
         stages.append(
             stage.model_copy(

@@ -552,10 +552,6 @@ class SplitStage:
         """Bytes of every micro-batch in flight on this stage."""
         return sum(self.held_bytes(microbatch) for microbatch in self._passes)
 
-    def discard(self) -> None:
-        """Forget every pass in flight."""
-        self._passes.clear()
-
 
 class _Sums:
     """Sums the gradients of one micro-batch per parameter before they are accumulated.

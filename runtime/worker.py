@@ -17,8 +17,10 @@ import argparse
 import datetime
 import json
 import logging
+import math
 import os
 import platform
+import re
 import signal
 import sys
 import time
@@ -166,9 +168,13 @@ class Rank:
         join(self.store, self.rank, self.size, self.job.backend, self.job.timeout, self.device)
         stages = self._stages(instance)
         transport = Transport(self.device)
+        prepared = [self._prepare(plan, stages, transport) for plan in plans]
+        # Plans take turns step by step: a machine that slows down does so for all of them.
+        for turn in range(self.job.warmup + self.job.steps):
+            for executor, part in prepared:
+                self._measure(executor, part, stages, turn)
         outcomes = []
-        for number, plan in enumerate(plans):
-            part = self._run_plan(plan, stages, transport)
+        for number, (plan, (_, part)) in enumerate(zip(plans, prepared, strict=True)):
             outcomes += self._gather(number, plan, part)
         dist.barrier()
         dist.destroy_process_group()
@@ -203,40 +209,41 @@ class Rank:
         )
         total = 1 + self.job.warmup + self.job.steps
         stages.agree(self.store, total, self.status)
+        self._optimizer = _make_optimizer(self.job, stages)
         return stages
 
-    def _run_plan(
+    def _prepare(
         self, plan: Plan, stages: RealStages | EmulatedStages, transport: Transport
-    ) -> dict[str, Any]:
-        job = self.job
+    ) -> tuple[Executor, dict[str, Any]]:
+        """The executor of a plan, after the untimed step whose memory and gradients are looked at."""
         program = plan.programs[self.rank]
         executor = Executor(plan.instance, program, stages, transport, self.status)
         part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
-        optimizer = None
         if isinstance(stages, RealStages):
             _clear(stages)
-            optimizer = _optimizer(job, stages)
             with stages.accounting():
                 executor.step(0)
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
             part["static"] = stages.static_bytes()
             part["peak"] = stages.memory.peak
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
-            if job.check_gradients:
+            if self.job.check_gradients:
                 part["difference"] = asdict(self._check(plan, stages))
-            self._update(stages, optimizer, 0)
-        first = 1 if isinstance(stages, RealStages) else 0
-        for number in range(first, first + job.warmup + job.steps):
-            records = executor.step(number)
-            loss = None
-            if isinstance(stages, RealStages):
-                loss = stages.step_loss()
-                self._update(stages, optimizer, number)
-            if number >= first + job.warmup:
-                part["steps"].append(
-                    {"zero": executor.clock.zero, "loss": loss, "ops": [asdict(r) for r in records]}
-                )
-        return part
+            self._update(stages, 0)
+        return executor, part
+
+    def _measure(
+        self, executor: Executor, part: dict[str, Any], stages: RealStages | EmulatedStages, turn: int
+    ) -> None:
+        """One timed step and the optimizer's; kept once the warm-up is over."""
+        records = executor.step(1 + turn)
+        loss = None
+        if isinstance(stages, RealStages):
+            loss = stages.step_loss()
+            self._update(stages, 1 + turn)
+        if turn >= self.job.warmup:
+            ops = [asdict(record) for record in records]
+            part["steps"].append({"zero": executor.clock.zero, "loss": loss, "ops": ops})
 
     def _check(self, plan: Plan, stages: RealStages) -> Difference:
         self.status.set("check", 0, -1, -1)
@@ -251,14 +258,14 @@ class Rank:
         )
         return compare_gradients(stages, reference)
 
-    def _update(self, stages: RealStages, optimizer: torch.optim.Optimizer | None, number: int) -> None:
+    def _update(self, stages: RealStages, number: int) -> None:
         """One optimizer step on all ranks, or on none when any gradient is not finite."""
-        if optimizer is not None:
+        if self._optimizer is not None:
             finite = all(bool(p.grad.isfinite().all()) for p in stages.parameters if p.grad is not None)
             flag = torch.tensor([int(finite)], device=self.device)
             dist.all_reduce(flag, dist.ReduceOp.MIN)
             if int(flag.item()):
-                optimizer.step()
+                self._optimizer.step()
             elif self.rank == 0:
                 logger.warning("step %d has gradients that are not finite: every rank skips it", number)
         _clear(stages)
@@ -313,7 +320,7 @@ def _clear(stages: RealStages) -> None:
             parameter.grad.zero_()
 
 
-def _optimizer(job: Job, stages: RealStages) -> torch.optim.Optimizer | None:
+def _make_optimizer(job: Job, stages: RealStages) -> torch.optim.Optimizer | None:
     if job.optimizer == "none":
         return None
     # A rank whose layers are all frozen still takes part in the decision whether to step.
@@ -342,7 +349,7 @@ def _merge(steps: list[dict[str, Any]], unit: float, one_host: bool) -> Step:
         )
         for rank, record in records
     )
-    losses = [step["loss"] for step in steps if step["loss"] is not None]
+    losses = [step["loss"] for step in steps if step["loss"] is not None and math.isfinite(step["loss"])]
     return Step(events=events, makespan=step_makespan(events), loss=losses[0] if losses else None)
 
 
@@ -381,6 +388,7 @@ def _fail(store: Store | None, rank: int, status: Status, error: Exception) -> t
         message, code = str(error), error.exit_code
     else:
         first = (str(error).strip().splitlines() or ["no message"])[0]
+        first = re.sub(r"^\[\S+:\d+\] ", "", first)  # gloo begins with the place in its own source
         message = f"rank {rank} failed in {place}: {type(error).__name__}: {first}"
         code = EnvironmentFailedError.exit_code
         peer_may_be_gone = place.waiting or place.op in ("barrier", "setup") or "_" in place.op

@@ -67,7 +67,10 @@ class Event(_FileModel):
 
 
 class Step(_FileModel):
-    """One measured step: its ops, its makespan (first start to last end), its loss (null when emulated)."""
+    """One measured step: its ops, its makespan (first start to last end), its loss.
+
+    ``loss`` is null when the run was emulated or the loss is not a finite number.
+    """
 
     events: tuple[Event, ...]
     makespan: NonNegative
