@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from tests.strategies import small_instances
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulation import canonical
-from zbsolve.heuristics import PolicySearch, automatic, presets
+from zbsolve.heuristics import PolicyRace, automatic, presets
 from zbsolve.instance import Instance, equal_stages, make_instance, place
 from zbsolve.list_scheduler import ListScheduler, decode, serial_orders
 from zbsolve.local_search import OrderSearch
@@ -79,15 +79,18 @@ def test_searches_improve_and_stay_valid(objective: str, placement: str, fuse: b
     for seed in range(4):
         instance = random_instance(seed, placement, fuse)
         scheduler = ListScheduler(instance)
-        start, cost = automatic(scheduler, objective, patiences=8)
+        cost = automatic(scheduler, objective, patiences=8)
         orders = serial_orders(instance)
         if math.isfinite(cost):
-            policies = PolicySearch(scheduler, objective, start, seed)
-            for _ in range(60):
-                policies.step()
-            assert policies.cost <= cost
-            orders = canonical(instance, policies.orders())
-            assert simulate(instance, orders).cost(objective) == pytest.approx(policies.cost)
+            race = PolicyRace(scheduler, objective, seed, patiences=8)
+            for step in range(80):
+                descent = race.next(step / 80)
+                assert descent is not None
+                descent.step()
+            assert len(race.running) == 1
+            assert race.running[0].cost <= cost
+            orders = canonical(instance, race.running[0].orders())
+            assert simulate(instance, orders).cost(objective) == pytest.approx(race.running[0].cost)
         begin = simulate(instance, orders).cost(objective)
         annealing = OrderSearch(instance, canonical(instance, orders), objective, seed=seed, compiled=False)
         best = annealing.run(steps=300, slack=0.5, target=0.0)

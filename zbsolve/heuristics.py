@@ -111,18 +111,16 @@ def warm_up_shapes(instance: Instance, patiences: int) -> Iterator[list[int]]:
             yield [max(1, round(first + (last - first) * s / (S - 1))) for s in range(S)]
 
 
-def automatic(scheduler: ListScheduler, objective: str, patiences: int) -> tuple[Policy, float]:
-    """The best preset and its cost at earliest starts (infinite when none fits in memory)."""
+def automatic(scheduler: ListScheduler, objective: str, patiences: int) -> float:
+    """Run every preset; the best one's cost (infinite when none fits), its orders kept in ``scheduler``."""
     column = 1 if objective == "span" else 0
-    best: Policy | None = None
-    cost = math.inf
+    best = math.inf
     for policy in presets(scheduler.instance, patiences):
-        value = scheduler.run(policy)[column]
-        if best is None or value < cost:
-            best, cost = policy, value
+        cost = scheduler.run(policy)[column]
+        if cost < best:
+            best = cost
             scheduler.keep()
-    assert best is not None  # presets is never empty
-    return best, cost
+    return best
 
 
 class PolicySearch:
@@ -203,3 +201,35 @@ class PolicySearch:
                 depth_first[part] = ~depth_first[part]
                 policy = replace(policy, depth_first=depth_first)
         return policy
+
+
+class PolicyRace:
+    """Descents from the best few presets side by side; the worse half drops out as the budget is used up."""
+
+    def __init__(
+        self, scheduler: ListScheduler, objective: str, seed: int, patiences: int, entrants: int = 8
+    ) -> None:
+        column = 1 if objective == "span" else 0
+        by_cost: dict[tuple[float, float], Policy] = {}
+        for policy in presets(scheduler.instance, patiences):
+            both = scheduler.run(policy)
+            if math.isfinite(both[column]):
+                by_cost.setdefault((both[column], sum(both)), policy)
+        # Equal costs are nearly always equal schedules: one of them is enough.
+        self.running = [
+            PolicySearch(scheduler, objective, by_cost[key], seed + number)
+            for number, key in enumerate(sorted(by_cost)[:entrants])
+        ]
+        self._entrants = len(self.running)
+        self._turn = 0
+
+    def next(self, used: float) -> PolicySearch | None:
+        """The descent whose turn it is with a share ``used`` of the budget gone; None when none can run."""
+        # 8 run in the first quarter, then 4, 2, and one in the last.
+        places = max(1, math.ceil(self._entrants / 2 ** int(4 * min(used, 1.0))))
+        if len(self.running) > places:
+            self.running = sorted(self.running, key=lambda descent: descent.value)[:places]
+        if not self.running:
+            return None
+        self._turn = (self._turn + 1) % len(self.running)
+        return self.running[self._turn]

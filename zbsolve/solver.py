@@ -20,7 +20,7 @@ from zbsolve.bounds import Bound, best_bound
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
-from zbsolve.heuristics import PATIENCES, PolicySearch, affordable_patiences, automatic
+from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
@@ -239,8 +239,7 @@ def _construct(search: _Search) -> None:
     if search.done:
         return
     scheduler = ListScheduler(instance)
-    _, cost = automatic(scheduler, search.objective, affordable_patiences(instance))
-    if math.isfinite(cost):
+    if math.isfinite(automatic(scheduler, search.objective, affordable_patiences(instance))):
         search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
     search.offer(serial_orders(instance), "serial")
 
@@ -277,21 +276,23 @@ def _search_policies(search: _Search) -> None:
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
     patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
-    start, cost = automatic(scheduler, search.objective, patiences)
-    if not math.isfinite(cost):
-        return
-    if cost < search.cost:
-        search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
-    descent = PolicySearch(scheduler, search.objective, start, search.seed)
-    until = search.seconds + budget
-    steps_left = round(2e5 * search.time_limit / search.num_tasks) if search.deterministic else math.inf
-    while not search.done and (search.deterministic or search.seconds < until) and steps_left > 0:
-        steps_left -= 1
-        if descent.step() and descent.cost < search.cost:
+    race = PolicyRace(scheduler, search.objective, search.seed, patiences)
+    began, until = search.seconds, search.seconds + budget
+    # A step costs about 5 microseconds a task in plain Python: the count stands for the same budget.
+    most_steps = round(0.3 * search.time_limit / (5e-6 * search.num_tasks))
+    steps = 0
+    while not search.done:
+        used = steps / most_steps if search.deterministic else (search.seconds - began) / (until - began)
+        descent = race.next(used)
+        if descent is None or used >= 1.0:
+            break
+        steps += 1
+        if (descent.step() or steps == 1) and descent.cost < search.cost:
             search.offer(canonical(instance, descent.orders()), "policy search")
     if not search.done:
         # Least span may be below that of earliest starts.
-        search.offer(canonical(instance, descent.orders()), "policy search")
+        for descent in race.running:
+            search.offer(canonical(instance, descent.orders()), "policy search")
 
 
 def _search_orders(search: _Search) -> None:

@@ -19,8 +19,7 @@ from zbsolve.list_scheduler import ListScheduler
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
     """The best preset of the automatic heuristic under ``cap``, by makespan."""
     scheduler = ListScheduler(instance.with_memory_cap(cap))
-    _, cost = automatic(scheduler, "makespan", affordable_patiences(instance))
-    if not math.isfinite(cost):
+    if not math.isfinite(automatic(scheduler, "makespan", affordable_patiences(instance))):
         raise InputError(
             f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"
         )
