@@ -351,6 +351,7 @@ def test_ctrl_c_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [only.instance for only in report.rows] == ["first"]
     assert "third" not in seen
     assert report.to_json_dict()["planned"] == 3
+    assert "Interrupted after 1 of 3 rows." in markdown_section(report, "tests")
 
 
 def test_plain_models_run_or_say_why_not() -> None:
@@ -408,6 +409,9 @@ def test_the_command_on_one_cell(tmp_path: Path) -> None:
     assert only["cost"] == pytest.approx(1310.405)
     assert only["status"] == "optimal"
     assert "| zb-1.5B-m24-1p | makespan | 1,310.405 |" in markdown.read_text()
+    command = "zbsolve bench --suite published --only zb-1.5B-m24-1p --time-limit 5 --objective makespan"
+    assert f"`{command}`" in markdown.read_text()
+    assert data["command"] == command
     (case,) = make_cases("published", ["zb-1.5B-m24-1p"], ["makespan"])
     entry = load_known(known).best(case.instance, "makespan")
     assert entry is not None

@@ -230,6 +230,7 @@ def _summary(suite: str, rows: list[Row]) -> Summary:
 class Report:
     """Rows so far, and how they were made."""
 
+    command: str
     time_limit: float
     seed: int
     date: str
@@ -245,6 +246,7 @@ class Report:
         """JSON data."""
         return {
             "schema": "zbsolve.bench/1",
+            "command": self.command,
             "version": __version__,
             "date": self.date,
             "time_limit": self.time_limit,
@@ -266,6 +268,7 @@ def run_cases(
     *,
     time_limit: float,
     date: str,
+    command: str = "zbsolve bench",
     seed: int = 0,
     versus_plain: bool = False,
     on_start: Callable[[int, Case], None] | None = None,
@@ -274,10 +277,11 @@ def run_cases(
 ) -> Report:
     """Solve every case; ``on_row`` hears each row with the report so far and the row's plan.
 
+    ``command`` is what the report names as its origin.
     Ctrl-C ends the run with the rows so far (``interrupted``); the case it hit is dropped, for its figures
     are not those of the limit.
     """
-    report = Report(time_limit, seed, date, len(cases))
+    report = Report(command, time_limit, seed, date, len(cases))
     try:
         for number, case in enumerate(cases, start=1):
             if on_start is not None:

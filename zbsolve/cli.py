@@ -500,6 +500,15 @@ def bench_command(
     if not time_limit > 0:
         raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
     cases = make_cases(suite, only or (), OBJECTIVES if objective is None else (objective.value,))
+    # What decides the results, for whoever wants them again.
+    chosen = [f"--suite {suite}", *(f"--only {name}" for name in only or ()), f"--time-limit {time_limit:g}"]
+    if objective is not None:
+        chosen.append(f"--objective {objective.value}")
+    if seed:
+        chosen.append(f"--seed {seed}")
+    if versus_plain:
+        chosen.append("--versus-plain")
+    command_line = " ".join(("zbsolve bench", *chosen))
     known_path = shipped_path() if known is None else known
     if update_known:
         _check_writable(known_path)
@@ -544,6 +553,7 @@ def bench_command(
             figures,
             time_limit=time_limit,
             date=today,
+            command=command_line,
             seed=seed,
             versus_plain=versus_plain,
             on_start=start,

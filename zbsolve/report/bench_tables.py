@@ -133,15 +133,11 @@ def markdown_section(report: Report, suite: str) -> str:
     """A suite's section: how it was made, the summary, the table, and the plain models where they ran."""
     rows = [row for row in report.rows if row.suite == suite]
     summary = next(s for s in summarise(rows) if s.suite == suite)
-    command = f"zbsolve bench --suite {suite} --time-limit {report.time_limit:g}"
-    if report.seed:
-        command += f" --seed {report.seed}"
-    if any(row.plain for row in rows):
-        command += " --versus-plain"
+    partial = f" Interrupted after {len(report.rows)} of {report.planned} rows." if report.interrupted else ""
     lines = [
         f"## {suite}",
         "",
-        f"`{command}`, zbsolve {__version__}, {report.date}, {os.cpu_count()} CPU cores.",
+        f"`{report.command}`, zbsolve {__version__}, {report.date}, {os.cpu_count()} CPU cores.{partial}",
         "",
         *(f"- {line}" for line in summary_lines(summary)),
         "",
