@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
-from zbsolve.bounds import all_bounds, best_bound, preemptive_one_machine
+from zbsolve.bounds import all_bounds, best_bound, memory_area_bound, preemptive_one_machine
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import B, W
 from zbsolve.heuristics import presets
@@ -97,9 +97,32 @@ def test_memory_waits_of_a_v_placement() -> None:
 
 def test_one_machine_against_hand_values() -> None:
     """Jackson's preemptive rule on three jobs (head, duration, tail)."""
-    # 0-4 job a; at 1 job b (tail 7) preempts, ends 3; a ends 6 + 1; c 6-7, ends at 7 + 0: max(3+7, 6+1, 7) =
-    # 10. assert preemptive_one_machine([(0, 4, 1), (1, 2, 7), (2, 1, 0)]) == 10
+    # 0-4 job a; at 1 job b (tail 7) preempts, ends 3; a ends 6 + 1; c 6-7, ends at 7 + 0:
+    # max(3 + 7, 6 + 1, 7) = 10.
+    assert preemptive_one_machine([(0, 4, 1), (1, 2, 7), (2, 1, 0)]) == 10
     assert preemptive_one_machine([]) == 0
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 6), (4, 8)])
+@pytest.mark.parametrize("cap", [8.0, 800.0, 1e30])
+def test_an_ample_cap_proves_nothing_beyond_the_work(p: int, m: int, cap: float) -> None:
+    """Memory that the step never fills costs no time: 3 m of work (span), and p - 1 F's ahead (makespan)."""
+    instance = equal_stages(p, m, memory_cap=cap)
+    for objective, most in (("makespan", 3.0 * m + p - 1), ("span", 3.0 * m)):
+        assert best_bound(instance, objective).value <= most + 1e-6
+
+
+def test_memory_area_with_its_ramp_by_hand() -> None:
+    """Cap 2.5 on one device: the second F starts after 1 at the earliest, the third one after 2."""
+    # 4 micro-batches hold 1 for t_f + t_b = 2 and mem_w = 1 for t_w = 1: 12 in all. In use: 1 until 1, 2
+    # until 2, then at most 2.5: 12 = 1 + 2 + 2.5 (T - 2), T = 5.6.
+    capped = memory_area_bound(equal_stages(1, 4, memory_cap=2.5), 0, "span")
+    assert capped is not None
+    assert capped.value == pytest.approx(5.6)
+    # Cap 100 is never reached: 12 = 1 + 2 + 3 + 4 + 5 (T - 4), T = 4.4.
+    ample = memory_area_bound(equal_stages(1, 4, memory_cap=100.0), 0, "span")
+    assert ample is not None
+    assert ample.value == pytest.approx(4.4)
 
 
 def test_bounds_survive_zero_work() -> None:

@@ -239,11 +239,12 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
 
     On stage s a micro-batch holds mem_b for at least ``t_f + RT + t_b``, then, split, mem_w for at least
     t_w (the W's own run), and the growth while B runs: an area A, the lesser of split and fused.
-    The device's window T offers at most ``room * T``, less the ramp at its beginning: before its n-th F
-    starts, (n - 1) times the shortest F have passed, so until the cap is reached not all is in use.
-    With g the largest mem_b and t the shortest t_f of the device the memory in use at time u after
-    the first start is at most g (floor(u / t) + 1). Hence T >= (m A + lost) / room with
-    lost = sum over n >= 1 of max(0, room - n g) t.
+    All of it lies within the device's window, which has to offer m A. Between tasks no more is held than
+    during the task before, so the memory in use is at most ``room`` at all times; and at time u after the
+    first start at most floor(u / t) + 1 F's have started, t being the device's shortest t_f, so it is at most
+    g (floor(u / t) + 1), g being the most that one (stage, micro-batch) holds. The second limit is used only
+    where backwards add no transient. The window is at least the least T whose integral of the lesser of both
+    limits reaches m A.
     """
     free = room(instance, device)
     if math.isinf(free) or free <= 0:
@@ -268,11 +269,8 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
     gain = max(stage.mem_b + stage.growth + stage.peak_f for stage in stages)
     shortest = min(stage.t_f for stage in stages)
     transient = max(max(stage.peak_b, stage.peak_w, stage.peak_fused) for stage in stages)
-    lost = 0.0
-    if gain > 0 and transient == 0:
-        full = int(free / gain)
-        lost = shortest * (full * free - gain * full * (full + 1) / 2)
-    value = (instance.num_microbatches * area + lost) / free
+    needed = instance.num_microbatches * area
+    value = needed / free if transient > 0 else _time_to_offer(needed, free, gain, shortest)
     if objective == "makespan":
         value += forward_head(instance, instance.stages_on(device)[0])
     return Bound(
@@ -281,6 +279,16 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
         f"device {device}: activations held over time fill its {free:g} of memory for {value:g}",
         device,
     )
+
+
+def _time_to_offer(area: float, free: float, gain: float, every: float) -> float:
+    """Least T for which the integral of min(free, gain (floor(u / every) + 1)) over [0, T] is ``area``."""
+    if gain == 0 or every == 0:
+        return area / free
+    # n whole steps offer gain every n (n + 1) / 2, until the area or the room is reached.
+    steps = (math.sqrt(1 + 8 * area / gain / every) - 1) / 2
+    n = math.floor(min(steps, free / gain))
+    return n * every + (area - gain * every * n * (n + 1) / 2) / min(free, gain * (n + 1))
 
 
 def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
