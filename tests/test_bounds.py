@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
-from zbsolve.bounds import all_bounds, best_bound, memory_area_bound, preemptive_one_machine
+from zbsolve.bounds import all_bounds, best_bound, last_window_idle, memory_area_bound, preemptive_one_machine
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import B, W
 from zbsolve.heuristics import presets
@@ -123,6 +123,28 @@ def test_memory_area_with_its_ramp_by_hand() -> None:
     ample = memory_area_bound(equal_stages(1, 4, memory_cap=100.0), 0, "span")
     assert ample is not None
     assert ample.value == pytest.approx(4.4)
+
+
+def test_next_to_no_memory_after_b_leaves_all_pending_w_to_fill_the_last_window() -> None:
+    """A mem_w so small that cap / mem_w is beyond 64 bits limits the pending W's no more than 0 does."""
+    # RT = 2 F + 2 B = 4, cap 2. With i = 2 in flight, w = 2 pending: 1 other B, 3 other W's, 4 - 1 - 3 = 0.
+    for mem_w in (0.0, 1e-20, 1e-320):
+        instance = equal_stages(3, 4, mem_w=mem_w, memory_cap=2.0)
+        assert last_window_idle(instance, 0)[0] == 0.0
+
+
+def test_bounds_of_memory_next_to_nothing_and_of_too_much() -> None:
+    """Neither a vanishing mem_b nor an instance that fits nowhere stops the bounds."""
+    assert best_bound(equal_stages(2, 3, mem_b=1e-320, mem_w=1e-320, memory_cap=2.0), "span").value >= 9.0
+    assert best_bound(equal_stages(2, 3, memory_cap=0.5), "span").value >= 9.0
+
+
+def test_room_is_beyond_what_rounded_sums_may_pass_the_checker_with() -> None:
+    """Three micro-batches that exceed the cap by all of the tolerance still count as fitting."""
+    cap = 1e9
+    mem_b = (cap + 1.0) / 3  # the checker grants 1e-9 of the cap: 1
+    waits = memory_waits(equal_stages(1, 6, mem_b=mem_b, mem_w=0.0, memory_cap=cap))
+    assert {wait.distance for wait in waits} == {3}
 
 
 def test_bounds_survive_zero_work() -> None:

@@ -1,11 +1,18 @@
 """Combinatorial lower bounds on makespan and span, each with the proof that it holds.
 
 Every bound is a function of the instance alone and valid for every schedule that
-:func:`zbsolve.schedule.check` accepts, with unrounded durations. A certificate carries the bound's name, so
-that anyone can re-derive it.
+:func:`zbsolve.schedule.check` accepts, with unrounded durations and exactly kept times. (For rounding, the
+checker lets each single time be off by 1e-9 of the makespan; a schedule that used this on every task of a
+long chain could end that much a task below a bound. Orders that are timed anew never do.) A certificate
+carries the bound's name, so that anyone can re-derive it.
 
-Micro-batches are identical, so some best schedule takes them in order in each (stage, kind): sorting the
-completion times of any schedule breaks no rule and changes no cost. Proofs may assume that order.
+Canonical order: the proofs assume that each stage takes the micro-batches in order: its F's, its backwards
+(B or BW), its W's. Take any valid schedule and an order of all its tasks that keeps its times, its devices'
+orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th backward, and
+the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b starts (by a lag),
+then so does the n-th a before the n-th b: the first n b's have n a's before them, the last of which is no
+earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally long and
+hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same cost.
 """
 
 from __future__ import annotations
@@ -73,16 +80,19 @@ def _most_in_flight(instance: Instance, device: int, s: int) -> int:
     if math.isinf(free) or stage.mem_b == 0:
         return instance.num_microbatches
     growth = stage.growth if stage.t_bw is None else 0.0
-    return max(1, min(instance.num_microbatches, int((free - growth) / stage.mem_b)))
+    return max(1, int(min(instance.num_microbatches, (free - growth) / stage.mem_b)))
 
 
 def first_window_idle(instance: Instance, device: int) -> float:
     """Idle forced on a device between its first F and its first backward.
 
-    The first backward on the device belongs to its last stage; it starts no earlier than the path from the
-    end of the first F through the rest of the model allows (:func:`round_trip`). Nothing was freed before, so
-    only F's ran, and when it starts all of them are held together with its growth. The
-    most time that F's can fill under that memory is at most the fractional knapsack's optimum.
+    The first F on the device is that of its first stage, the first backward that of its last stage, both for
+    micro-batch 0: each other one has them before it. That backward starts no earlier than the path from the
+    end of that F through the rest of the model and back allows (:func:`round_trip`; the part of this
+    path that runs on the device itself is F's, too). Before it no backward and so no W ran on the device:
+    only F's did, nothing was freed, and when it starts all of them are held together with its growth (none
+    if it may be fused). The time of whole F's under that memory, at most m a stage, is at most the optimum of
+    the fractional knapsack, which takes stages by memory per time.
     """
     stages = instance.stages_on(device)
     m = instance.num_microbatches
@@ -107,26 +117,32 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
     """Idle forced between a one-stage device's last F and its last micro-batch's backward.
 
     Entry x - 1 holds when x of the device's W's run after the last backward (its own is one). Let i be the
-    number in flight at the start of the last F (itself included), w the pending W's:
-    ``i mem_b + w mem_w`` is within the cap. The last backward starts no earlier than a round trip RT after
-    the end of the last F. In between only the other i - 1 backwards can run, and those of the w + i - 1
-    pending W's that are not left for later: idle >= RT - (i - 1) t_b - (w + i - 1 - (x - 1)) t_w,
-    minimised over all (i, w) that fit; more pending W's only mean more possible work, so w is the largest.
-    Where the stage can fuse, each of the i - 1 may take max(t_b + t_w, t_bw).
+    number in flight (F started, backward not ended) at the start of the last F, itself included, and w the
+    pending W's (B ended, W not): ``i mem_b + w mem_w`` is within the cap and i + w <= m. The last backward
+    starts no earlier than a round trip RT after the end of the last F. In between only the other i - 1
+    backwards can run, and those of the w + i W's to come that are not left for later: idle >=
+    RT - (i - 1) t_b - (w + i - x) t_w, minimised over all (i, w) that fit; more pending W's only mean more
+    possible work, so w is the largest.
+
+    Where the stage can fuse, each of the i - 1 takes at most max(t_b + t_w, t_bw) in between, and the w
+    pending W's come on top: the first entry holds (the others count a W of every micro-batch: not for use).
+    Entries never fall with x, so the first one is the least.
 
     Empty when the cap does not force the last F behind the first backward (m F's fit before it): then
-    this window may overlap the first one.
+    this window may overlap the first one. Empty, too, when not even one micro-batch fits.
     """
     (s,) = instance.stages_on(device)
     stage, m = instance.stages[s], instance.num_microbatches
     free = room(instance, device)
-    if _most_in_flight(instance, device, s) >= m:
+    if _most_in_flight(instance, device, s) >= m or stage.mem_b > free:
         return []
     i = np.arange(1, m + 1)
     i = i[i * stage.mem_b <= free]
     pending = m - i
     if stage.mem_w > 0:
-        pending = np.minimum(pending, np.floor((free - i * stage.mem_b) / stage.mem_w).astype(np.int64))
+        with np.errstate(over="ignore"):  # a mem_w of next to nothing: as many as there are
+            fitting = (free - i * stage.mem_b) / stage.mem_w
+        pending = np.floor(np.minimum(pending, fitting)).astype(np.int64)
     fused_extra = 0.0 if stage.t_bw is None else max(0.0, stage.t_bw - stage.t_b - stage.t_w)
     trip = round_trip(instance, s, s)
     result = []
@@ -140,10 +156,16 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
 def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
     """A device's work plus the idle that memory and the round trip force at both ends of its window.
 
-    :func:`first_window_idle` and :func:`last_window_idle` lie in disjoint intervals (the last F starts after
-    the first backward), so both add to the work. For the makespan the head comes before, and after the last
-    backward's B either the x W's left for then or the chain of upstream backwards, whichever is
-    longer, minimised over x. Devices with several stages use the first window only.
+    The windows of :func:`first_window_idle` (up to the start of the first backward) and
+    :func:`last_window_idle` (from the end of the last F) are disjoint, the last F starting after the first
+    backward, so both add to the work. Devices with several stages use the first window only.
+
+    For the makespan the head comes before the first F. Without fusing, all but the x W's left for later
+    (``1 <= x <= m``: at least the last backward's own) run before the last B ends, with both windows' idle
+    between; after it come those x W's on this device and the chain of upstream backwards on others, so the
+    longer of the two; minimised over x. Otherwise two simpler statements: work and windows; and all F's and
+    backwards of the device with the first window before, the chain after the end of its last backward, which
+    is that of its first stage.
     """
     stages = instance.stages_on(device)
     first = first_window_idle(instance, device)

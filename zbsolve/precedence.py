@@ -1,7 +1,9 @@
 """Precedences that memory forces, and the longest paths that follow from them.
 
-All statements hold for canonical schedules (micro-batches in order per stage and kind), of which one is
-always among the best. Where a stage can fuse, its backward stands for B or BW and its W is left out.
+All statements hold for canonical schedules (micro-batches in order per stage: F's, backwards, W's), of
+which one is always among the best: :mod:`zbsolve.bounds` has the proof. Where a stage can fuse, its
+backward stands for B or BW and its W is left out. "Before" and "after" on a device mean its order, which
+also settles where tasks of no length lie; times follow from it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +27,12 @@ def back(stage: Stage) -> float:
 
 
 def room(instance: Instance, device: int) -> float:
-    """Memory of a device for activations, with the tolerance that the checker grants."""
+    """Memory of a device for activations, with the tolerance that the checker grants.
+
+    Twice that tolerance: the checker's own sums are rounded, and what it accepts must have room here.
+    """
     cap = instance.cap(device)
-    return cap - instance.static(device) + MEMORY_RTOL * max(1.0, cap) if cap < math.inf else math.inf
+    return cap - instance.static(device) + 2 * MEMORY_RTOL * max(1.0, cap) if cap < math.inf else math.inf
 
 
 class MemoryWait(NamedTuple):
@@ -47,14 +53,17 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
     the F's of the stages before were run, their backwards come later; its own backward adds its growth and
     peak (the lesser of split and fused). For a <= q, a later micro-batch i whose F(s_a, i) has started holds
     M_a until after j's backward at s_q, since its backwards there come after j's. Were F(s_a, j + k)
-    started before the backward (s_q, j) ends, then k such micro-batches would be held beside j while that
-    backward runs (and at the later of F(s_a, j + k) and F(s_q, j)). So if k is the least number with which
-    M_q + what the backward adds + k M_a is over the cap, F(s_a, j + k) waits.
+    started before the backward (s_q, j) ends, it would have run before that backward starts, and so would
+    F(s_a, j + 1) to F(s_a, j + k - 1): k such micro-batches would be held beside j while the backward runs.
+    So if k is the least number from 1 on with which M_q + what the backward adds + k M_a is over the cap,
+    F(s_a, j + k) waits.
 
     W, where stage s = s_a cannot fuse: when F(s, i) starts, its micro-batch holds M_a + peak_f. Of the
     micro-batches before it whose W has not ended, number i - t holds mem_w of s if its backward has ended,
     which the rule above forces for t >= d, d being its distance for (s, s); else at least the lesser of
-    mem_w and M_a. If t of them are too many together, W(s, i - t) has ended before F(s, i) starts.
+    mem_w and M_a (its backward not ended: its F's of s_1 to s_a ran before F(s, i), their backwards come
+    later than this one). Were W(s, i - t) not ended, then neither were the W's of the t - 1 after it; if what
+    these t hold is too much beside F(s, i), W(s, i - t) has ended before F(s, i) starts.
     """
     m = instance.num_microbatches
     for device in range(instance.num_devices):
@@ -62,19 +71,20 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
         if math.isinf(free):
             continue
         stages = instance.stages_on(device)
-        cumulative = np.cumsum([instance.stages[s].mem_b for s in stages])
+        cumulative = list(accumulate(instance.stages[s].mem_b for s in stages))
         for q, last in enumerate(stages):
             for a in range(q + 1):
                 if cumulative[a] > 0:
                     left = free - cumulative[q] - _backward_adds(instance.stages[last])
-                    distance = max(1, int(left / cumulative[a]) + 1)
+                    distance = max(1, int(min(m, left / cumulative[a])) + 1)
                     if distance < m:
                         yield MemoryWait(stages[a], B, last, distance)
-        for s, held in zip(stages, cumulative.tolist(), strict=True):
+        for s, held in zip(stages, cumulative, strict=True):
             stage = instance.stages[s]
             if stage.t_bw is not None or stage.mem_w == 0:
                 continue
-            ended = m if held == 0 else max(1, int((free - held - _backward_adds(stage)) / held) + 1)
+            left = free - held - _backward_adds(stage)
+            ended = m if held == 0 else max(1, int(min(m, left / held)) + 1)
             left = free - held - stage.peak_f
             for distance in range(1, m):
                 left -= stage.mem_w if distance >= ended else min(stage.mem_w, held)
@@ -95,7 +105,8 @@ class Windows:
 
     Observer d < p watches device d: ``heads`` count from the start of its first F, ``tails`` to the end of
     its last task. Observer p watches the whole step. Shape (kinds F B W, S, m, p + 1); minus infinity where
-    nothing is implied. ``heads`` are to the start of a task, ``tails`` from its end.
+    nothing is implied. ``heads`` are to the start of a task, ``tails`` from its end; where the stage can
+    fuse, a backward's tail counts from :func:`back` after its start, the earliest end of its gradient.
     """
 
     heads: NDArray[np.float64]
