@@ -188,3 +188,11 @@ def test_swapped_fused_names_are_told_apart() -> None:
     """A BW where the instance has none of that stage is refused as a task, whatever its times."""
     assert rules(equal_stages(1, 1), "F0.0@0-1 BW0.0@1-3") == ["tasks"]
     assert {F, B, W, BW} == set(TaskKind)
+
+
+def test_order_against_a_dependency_between_tasks_of_no_length() -> None:
+    """All at time 0, B before its own F on the device: no time is violated, yet no device can run it."""
+    instance = equal_stages(1, 2, t_f=0.0, t_b=0.0, t_w=0.0, memory_cap=0.5)
+    kinds = (B, W, F)
+    program = tuple(TimedTask(Task(kind, 0, j), 0.0, 0.0) for j in range(2) for kind in kinds)
+    assert [violation.rule for violation in check(instance, Schedule((program,)))] == ["order"]

@@ -84,7 +84,10 @@ def check(instance: Instance, schedule: Schedule) -> list[Violation]:
     tolerance = TIME_RTOL * max(1.0, schedule.makespan)
     violations += _check_durations(instance, schedule, tolerance)
     violations += _check_one_at_a_time(schedule, tolerance)
-    violations += _check_dependencies(instance, schedule, tolerance)
+    dependencies = list(_dependencies(instance, schedule))
+    violations += _check_dependencies(dependencies, tolerance)
+    if not violations:  # An order that cannot run shows in the times, unless those tasks have no length.
+        violations += _check_order(dependencies, schedule)
     violations += _check_memory(instance, schedule)
     return violations
 
@@ -149,8 +152,11 @@ def _check_one_at_a_time(schedule: Schedule, tolerance: float) -> Iterator[Viola
                 )
 
 
-def _check_dependencies(instance: Instance, schedule: Schedule, tolerance: float) -> Iterator[Violation]:
-    """F downstream, B and BW upstream with hops between devices; the last B after its own F; W after B."""
+def _dependencies(instance: Instance, schedule: Schedule) -> Iterator[tuple[TimedTask, TimedTask, float]]:
+    """F downstream, B and BW upstream with hops between devices; the last B after its own F; W after B.
+
+    Each as (before, after, lag).
+    """
     times = {timed.task: timed for timed in schedule}
 
     def backward(stage: int, microbatch: int) -> TimedTask:
@@ -162,7 +168,22 @@ def _check_dependencies(instance: Instance, schedule: Schedule, tolerance: float
             return 0.0
         return instance.t_comm[a] if isinstance(instance.t_comm, tuple) else instance.t_comm
 
-    def late(before: TimedTask, after: TimedTask, lag: float) -> Iterator[Violation]:
+    last = instance.num_stages - 1
+    for s in range(instance.num_stages):
+        for j in range(instance.num_microbatches):
+            if s > 0:
+                yield times[Task(F, s - 1, j)], times[Task(F, s, j)], latency(s - 1, s)
+            if s < last:
+                yield backward(s + 1, j), backward(s, j), latency(s, s + 1)
+            yield times[Task(F, s, j)], backward(s, j), 0.0
+            if Task(W, s, j) in times:
+                yield times[Task(B, s, j)], times[Task(W, s, j)], 0.0
+
+
+def _check_dependencies(
+    dependencies: Sequence[tuple[TimedTask, TimedTask, float]], tolerance: float
+) -> Iterator[Violation]:
+    for before, after, lag in dependencies:
         if not after.start >= before.end + lag - tolerance:
             yield Violation(
                 "dependency",
@@ -170,16 +191,30 @@ def _check_dependencies(instance: Instance, schedule: Schedule, tolerance: float
                 + (f" plus hop {lag:g}" if lag else ""),
             )
 
-    last = instance.num_stages - 1
-    for s in range(instance.num_stages):
-        for j in range(instance.num_microbatches):
-            if s > 0:
-                yield from late(times[Task(F, s - 1, j)], times[Task(F, s, j)], latency(s - 1, s))
-            if s < last:
-                yield from late(backward(s + 1, j), backward(s, j), latency(s, s + 1))
-            yield from late(times[Task(F, s, j)], backward(s, j), 0.0)
-            if Task(W, s, j) in times:
-                yield from late(times[Task(B, s, j)], times[Task(W, s, j)], 0.0)
+
+def _check_order(
+    dependencies: Sequence[tuple[TimedTask, TimedTask, float]], schedule: Schedule
+) -> Iterator[Violation]:
+    """The device orders can be run. Times alone do not say so of tasks without length at one instant."""
+    following: dict[Task, list[Task]] = {timed.task: [] for timed in schedule}
+    missing = dict.fromkeys(following, 0)
+    links = [(before.task, after.task) for before, after, _ in dependencies]
+    for program in schedule.devices:
+        links += [(earlier.task, later.task) for earlier, later in pairwise(program)]
+    for before, after in links:
+        following[before].append(after)
+        missing[after] += 1
+    ready = [task for task, number in missing.items() if number == 0]
+    while ready:
+        for after in following[ready.pop()]:
+            missing[after] -= 1
+            if missing[after] == 0:
+                ready.append(after)
+    for device, program in enumerate(schedule.devices):
+        stuck = next((timed.task for timed in program if missing[timed.task] > 0), None)
+        if stuck is not None:
+            yield Violation("order", f"device {device}: {stuck} waits for a task that waits for it")
+            return
 
 
 def _check_memory(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
