@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,24 @@ def test_the_command_fails_loudly_on_a_contradiction(tmp_path: Path) -> None:
     assert "bound 1311 (known, 2026-01-01: two windows: because): one of them is wrong" in result.stdout
     assert "zbsolve: 1 pair of cost and bound contradicts each other: see above" in result.stderr
     assert known.read_text() == before
+
+
+def test_the_readmes_results_are_those_of_the_benchmark() -> None:
+    """Counts and worst gap of README.md's last row, from the section that the command wrote."""
+    root = Path(__file__).resolve().parent.parent
+    section = (
+        (root / "docs/benchmarks.md").read_text(encoding="utf-8").partition("<!-- bench published: end")[0]
+    )
+    counts = re.search(r"published: (\d+) of (\d+) proven optimal, (\d+) within 0.1 %, (\d+) within", section)
+    worst = re.search(r"worst ([\d.]+)% \(", section)
+    against = re.search(r"worse on (\d+) of 48, better on (\d+)", section)
+    assert counts is not None
+    assert worst is not None
+    assert against is not None
+    optimal, rows, tenth, half = counts.groups()
+    shown = [rows, optimal, tenth, half, f"{worst[1]} %", *against.groups()]
+    row = "| **all** | " + " | ".join(f"**{text}**" for text in shown) + " |"
+    assert row in (root / "README.md").read_text(encoding="utf-8")
 
 
 def test_bad_options_are_one_line() -> None:
