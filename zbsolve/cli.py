@@ -243,14 +243,21 @@ def _schema_of(path: str) -> str:
 
 def _check_writable(path: Path | None) -> None:
     """Refuse an output that cannot be written before the work is done, not after."""
+    from zbsolve.files import is_special
+
     if path is None:
+        return
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: cannot be written: choose another place")
         return
     if path.is_dir():
         raise InputError(f"{path}: is a folder: give a file name")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}: create it or choose another place")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path}: the folder {path.parent} cannot be written: choose another place")
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: there is no folder {folder}: create it or choose another place")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
 
 
 def _integers(text: str | None, option: str) -> tuple[int, ...] | None:
