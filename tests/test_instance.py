@@ -71,13 +71,13 @@ def refusal(tmp_path: Path, text: str) -> str:
         (document(static_mem=[1.0, 2.0, 3.0]), "static_mem has 3 entries", "give 2 (one per device)"),
         (document(num_microbatches=0), "num_microbatches", "greater than or equal to 1 (given 0)"),
         (document(num_devices=0), "num_devices", "greater than or equal to 1 (given 0)"),
-        (document(stages=[]), "stages", "at least 1 item"),
-        (document(stages=3), "stages", "valid tuple"),
+        (document(stages=[]), "stages", "give at least one"),
+        (document(stages=3), "stages", "not a list: give […]"),
         (document(schema="zbsolve.instance/2"), "schema", "zbsolve.instance/1"),
         ({k: v for k, v in document().items() if k != "schema"}, "schema", 'add "schema"'),
         ({k: v for k, v in document().items() if k != "stages"}, "stages", "missing: add it"),
         ({k: v for k, v in document().items() if k != "num_devices"}, "num_devices", "missing: add it"),
-        ([1, 2], "", "valid dictionary"),
+        ([1, 2], "", "not a JSON object"),
     ],
 )
 def test_a_bad_field_is_named_with_the_way_out(tmp_path: Path, data: Any, field: str, says: str) -> None:
@@ -123,6 +123,23 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe{}")
     with pytest.raises(InputError, match="not UTF-8"):
         load_instance(binary)
+
+
+def test_files_that_no_reader_can_take_are_named(tmp_path: Path) -> None:
+    """Nesting and digits beyond what Python reads, lists and other kinds of file: one line, no traceback."""
+    assert "nested too deeply" in refusal(tmp_path, "[" * 100_000)
+    assert "thousands of digits" in refusal(tmp_path, '{"num_devices": ' + "9" * 5000 + "}")
+    assert refusal(tmp_path, "[1]") == "not a JSON object: give an instance file"
+    assert refusal(tmp_path, '{"schema": "zbsolve.plan/1"}') == (
+        "schema: is 'zbsolve.plan/1', not 'zbsolve.instance/1': give an instance file"
+    )
+
+
+def test_sums_that_leave_the_floats_are_refused(tmp_path: Path) -> None:
+    """1e308 is a number, twice it is not; 10**12 micro-batches are nobody's step."""
+    assert "choose a larger time_unit" in refusal(tmp_path, json.dumps(with_stage(t_f=1e308)))
+    assert "choose a larger memory_unit" in refusal(tmp_path, json.dumps(with_stage(mem_b=1e308)))
+    assert refusal(tmp_path, json.dumps(document(num_microbatches=10**12))).startswith("num_microbatches: ")
 
 
 def test_an_instance_reads_back_as_it_was(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_both_sending_first_is_a_deadlock() -> None:
     stuck = dry_run(instance, bad)
     assert stuck is not None
     assert str(stuck) == (
-        "deadlock: device 0 waits in SEND_F0.1 for device 1; device 1 waits in SEND_F1.0 for device 0"
+        "device 0 waits in SEND_F0.1 for device 1; device 1 waits in SEND_F1.0 for device 0"
     )
     good = (bad[0], Program(device=1, actions=(*other, take, back)))
     assert dry_run(instance, good) is None
@@ -261,6 +261,10 @@ def test_a_bad_plan_file_is_refused_in_one_line(tmp_path: Path) -> None:
     bad_stage = json.loads(json.dumps(good))
     bad_stage["instance"]["stages"][1]["t_f"] = -1
     assert refuse(bad_stage).startswith("instance: stages[1].t_f: ")
+    assert refuse({**good, "lower_bound": float("nan")}).startswith("lower_bound: ")
+    assert refuse({"schema": "zbsolve.instance/1"}) == (
+        "schema: is 'zbsolve.instance/1', not 'zbsolve.plan/1': give a plan file"
+    )
 
 
 def test_tampering_is_found() -> None:
@@ -273,3 +277,22 @@ def test_tampering_is_found() -> None:
     broken = changed(plan, 1, actions)
     assert rules(broken) == {"dependency"}
     assert broken.digest() != plan.digest()
+
+
+def test_a_message_time_changed_by_hand_is_found() -> None:
+    """A send that is stated to leave before its producer ends breaks a rule, and the rule is named once."""
+    plan = small_plan()
+    actions = list(plan.programs[0].actions)
+    place = next(i for i, a in enumerate(actions) if a.op == "SEND_F")
+    actions[place] = actions[place].model_copy(update={"start": actions[place].start - 0.5})
+    (violation,) = check_plan(changed(plan, 0, actions))
+    assert violation.rule == "messages"
+    assert "SEND_F0.0 is stated from " in violation.message
+
+
+def test_a_deadlock_is_named_once() -> None:
+    """A missing send: the line begins with the rule, and does not repeat it."""
+    plan = small_plan()
+    actions = [a for a in plan.programs[0].actions if str(a) != "SEND_F0.0"]
+    (line,) = [str(v) for v in check_plan(changed(plan, 0, actions)) if v.rule == "deadlock"]
+    assert line.startswith("deadlock: device 0 waits in ")

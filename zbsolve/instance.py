@@ -21,6 +21,10 @@ SCHEMA = "zbsolve.instance/1"
 # Memory comparisons allow this relative slack: caps such as `7 * mem_b` are computed in floats.
 MEMORY_RTOL = 1e-9
 
+# Beyond these nothing useful can be computed: a slip of the pen, or a unit that does not fit.
+MOST_MICROBATCHES = 1_000_000
+MOST_TOTAL = 1e200
+
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -86,7 +90,7 @@ class Instance(BaseModel):
     time_unit: str = "ms"
     memory_unit: str = "MiB"
     num_devices: Annotated[int, Field(ge=1)]
-    num_microbatches: Annotated[int, Field(ge=1)]
+    num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)]
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     t_comm: NonNegative | tuple[NonNegative, ...] = 0.0
     memory_cap: NonNegative | tuple[NonNegative, ...] | None = None
@@ -120,6 +124,20 @@ class Instance(BaseModel):
         for field, value, length, meaning in expected:
             if isinstance(value, tuple) and len(value) != length:
                 raise ValueError(f"{field} has {len(value)} entries: give {length} ({meaning})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sums(self) -> Instance:
+        """No path through the step and no device's memory may come near float64's end."""
+        m, hops = self.num_microbatches, self.t_comm if isinstance(self.t_comm, tuple) else (self.t_comm,)
+        times = m * (
+            math.fsum(s.t_f + s.t_b + s.t_w + (s.t_bw or 0.0) for s in self.stages)
+            + 2 * len(self.stages) * max(hops, default=0.0)
+        )
+        memory = m * sum(s.mem_b + s.mem_w + s.peak_f + s.peak_b + s.peak_w for s in self.stages)
+        for what, total, unit in (("times", times, "time_unit"), ("memory", memory, "memory_unit")):
+            if total > MOST_TOTAL:
+                raise ValueError(f"the {what} of all stages add up to {total:g}: choose a larger {unit}")
         return self
 
     # --- queries -------------------------------------------------------------------------------
@@ -260,12 +278,20 @@ def raise_first(error: ValidationError, where: str) -> NoReturn:
         message = "missing: add it"
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
+    elif kind in _OWN_WORDS:
+        message = _OWN_WORDS[kind]
     else:
         shown = repr(given) if len(repr(given)) <= 40 else type(given).__name__
         message = f"{message} (given {shown})"
     raise InputError(f"{where}: {path + ': ' if path else ''}{message}")
 
 
+# Where pydantic speaks of Python's types, not of JSON's.
+_OWN_WORDS = {
+    "model_type": "not a JSON object: give {…} with named fields",
+    "tuple_type": "not a list: give […]",
+    "too_short": "empty: give at least one",
+}
 _UNION_BRANCHES = {"float", "int", "str", "none", "nullable"}
 
 
@@ -290,14 +316,27 @@ def read_json(path: str | Path) -> Any:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg}): correct it") from None
+    except ValueError:
+        raise InputError(f"{path}: holds a number of thousands of digits: correct it") from None
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deeply for a file of zbsolve: give another") from None
+
+
+def read_document(path: str | Path, schema: str, kind: str) -> Any:
+    """JSON data of a file that says it has ``schema``; ``kind`` (such as "an instance") is for the error."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: not a JSON object: give {kind} file")
+    if "schema" not in data:
+        raise InputError(f'{path}: schema: missing: add "schema": "{schema}"')
+    if data["schema"] != schema:
+        raise InputError(f"{path}: schema: is {data['schema']!r}, not {schema!r}: give {kind} file")
+    return data
 
 
 def load_instance(path: str | Path) -> Instance:
     """Read and validate an instance file."""
-    data = read_json(path)
-    if isinstance(data, dict) and "schema" not in data:
-        raise InputError(f'{path}: schema: missing: add "schema": "{SCHEMA}"')
-    return parse_instance(data, str(path))
+    return parse_instance(read_document(path, SCHEMA, "an instance"), str(path))
 
 
 def equal_stages(

@@ -20,15 +20,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zbsolve.errors import InfeasibleError
 from zbsolve.files import write_text_atomically
 from zbsolve.graph import Task, TaskKind, backward_kinds
-from zbsolve.instance import Instance, parse_instance, raise_first, read_json
+from zbsolve.instance import Instance, parse_instance, raise_first, read_document
 from zbsolve.memory import peak_memory
-from zbsolve.schedule import Schedule, TimedTask, Violation, check
+from zbsolve.schedule import TIME_RTOL, Schedule, TimedTask, Violation, check
 from zbsolve.simulator import topological_order
 
 SCHEMA = "zbsolve.plan/1"
 
 ComputeOp = Literal["F", "B", "W", "BW"]
 MessageOp = Literal["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 COMPUTE_OPS = frozenset(("F", "B", "W", "BW"))
 
 
@@ -48,8 +49,8 @@ class Action(_FileModel):
     op: Literal[ComputeOp, MessageOp]  # not a union of both: an error then lists every op
     stage: Annotated[int, Field(ge=0)]
     microbatch: Annotated[int, Field(ge=0)]
-    start: Annotated[float, Field(allow_inf_nan=False)]
-    end: Annotated[float, Field(allow_inf_nan=False)]
+    start: Finite
+    end: Finite
     peer: int | None = None
     message: int | None = None
 
@@ -79,7 +80,7 @@ class Proof(_FileModel):
     method: str
     statement: str
     device: int | None = None
-    value: float | None = None
+    value: Finite | None = None
 
 
 class SolverInfo(_FileModel):
@@ -102,13 +103,13 @@ class Plan(_FileModel):
     instance: Instance
     objective: Literal["makespan", "span"]
     status: Literal["optimal", "feasible"]
-    makespan: float
-    span: float
-    lower_bound: float
-    gap: float
+    makespan: Finite
+    span: Finite
+    lower_bound: Finite
+    gap: Finite
     bound_proof: Proof
     solver: SolverInfo
-    peak_memory: tuple[float, ...]
+    peak_memory: tuple[Finite, ...]
     programs: tuple[Program, ...]
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
@@ -205,8 +206,8 @@ def _action_json(action: Action) -> dict[str, Any]:
 
 def load_plan(path: str | Path) -> Plan:
     """Read a plan file; the format is validated here, the rules by :func:`check_plan`."""
-    data = read_json(path)
-    if isinstance(data, dict) and isinstance(data.get("instance"), dict):
+    data = read_document(path, SCHEMA, "a plan")
+    if isinstance(data.get("instance"), dict):
         data = {**data, "instance": parse_instance(data["instance"], f"{path}: instance")}
     try:
         return Plan.model_validate(data)
@@ -338,7 +339,7 @@ class Stuck:
     waits: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "deadlock: " + "; ".join(self.waits)
+        return "; ".join(self.waits)
 
 
 def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
@@ -438,17 +439,29 @@ def check_plan(plan: Plan) -> list[Violation]:
 
 
 def _check_messages(plan: Plan, schedule: Schedule) -> list[Violation]:
-    expected = {(a.op, a.stage, a.microbatch): d for d, a in _message_actions(lower(plan.instance, schedule))}
-    found: dict[tuple[str, int, int], int] = {}
+    expected = {
+        (a.op, a.stage, a.microbatch): (d, a) for d, a in _message_actions(lower(plan.instance, schedule))
+    }
+    found: set[tuple[str, int, int]] = set()
     violations = []
+    tolerance = TIME_RTOL * max(1.0, schedule.makespan)
     for device, action in _message_actions(plan.programs):
         key = (action.op, action.stage, action.microbatch)
+        home, due = expected.get(key, (None, action))
         if key in found:
             violations.append(Violation("messages", f"device {device}: {action} appears twice"))
-        elif expected.get(key) != device:
+        elif home != device:
             violations.append(Violation("messages", f"device {device}: {action} is not needed there"))
-        found[key] = device
-    for op, stage, microbatch in expected.keys() - found.keys():
+        elif max(abs(action.start - due.start), abs(action.end - due.end)) > tolerance:
+            violations.append(
+                Violation(
+                    "messages",
+                    f"device {device}: {action} is stated from {action.start:g} to {action.end:g}, "
+                    f"its data leave at {due.start:g} and arrive at {due.end:g}",
+                )
+            )
+        found.add(key)
+    for op, stage, microbatch in sorted(expected.keys() - found):
         violations.append(Violation("messages", f"{op}{stage}.{microbatch} is missing"))
     return violations
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from zbsolve.errors import InputError
 from zbsolve.files import write_text_atomically
-from zbsolve.instance import Instance, raise_first, read_json
+from zbsolve.instance import Instance, raise_first, read_document
 from zbsolve.plan import Plan
 
 SCHEMA = "zbsolve.trace/1"
@@ -157,9 +157,7 @@ class Trace(_FileModel):
 
 def load_trace(path: str | Path) -> Trace:
     """Read and validate a trace file."""
-    data = read_json(path)
-    if isinstance(data, dict) and "schema" not in data:
-        raise InputError(f'{path}: schema: missing: add "schema": "{SCHEMA}"')
+    data = read_document(path, SCHEMA, "a trace")
     try:
         return Trace.model_validate(data)
     except ValidationError as error:
