@@ -151,3 +151,12 @@ def test_bounds_survive_zero_work() -> None:
     """A step in which nothing takes time has bound 0."""
     instance = equal_stages(2, 2, t_f=0.0, t_b=0.0, t_w=0.0, memory_cap=1.0)
     assert best_bound(instance, "makespan").value == 0.0
+
+
+def test_published_span_cell_is_optimal_by_hand() -> None:
+    """1.5B, m=24, 2 p M_B, span: device 0's window holds device 7's F and B, the way to and from it, and its W."""
+    instance = equal_stages(8, 24, 18.522, 18.086, 9.337, 0.601, mem_b=201216.0, mem_w=73728.0)
+    there, back = 7 * (18.522 + 0.601), 7 * (18.086 + 0.601)
+    expected = there + 24 * (18.522 + 18.086) + back + 9.337
+    assert expected == pytest.approx(1152.599)
+    assert best_bound(instance.with_memory_cap("2p"), "span").value == pytest.approx(expected, rel=1e-9)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
-from zbsolve.precedence import back, room, windows
+from zbsolve.precedence import Windows, back, room, windows
 
 FloatArray = NDArray[np.float64]
 
@@ -198,35 +198,53 @@ def window_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     :mod:`zbsolve.precedence` gives every task a head (least time before its start) and a tail (least
     time after its end). A device runs one task at a time, so its tasks form a one-machine
     schedule with these heads and tails; the preemptive relaxation, solved exactly by always running the
-    available task with the longest tail (Jackson; Carlier 1982), is a lower bound on the makespan. With
-    heads from the device's own first F and tails to its own end it bounds the device's window, hence the
-    span.
+    available task with the longest tail (Jackson; Carlier 1982), is a lower bound on the makespan.
+
+    For the span some device's window is watched instead: heads count from that device's first F, tails to
+    the end of its last task, and only tasks with both lie in the window by force. A device is watched in
+    its own window and in that of stage 0's device, which begins and ends every micro-batch's path: there the
+    last stage's F's and B's, for example, cannot start before the way to it nor end after the way back.
 
     Where a stage can fuse, its backward is two preemptible jobs: ``back`` long with the tail of what waits
     for the gradient, and the rest of ``min_backward`` with none. Split or fused, the device spends at least
     that, the first part before the gradient leaves.
     """
     found = windows(instance)
+    first = instance.stages[0].device
     for device in range(instance.num_devices):
-        observer = instance.num_devices if objective == "makespan" else device
-        jobs: list[tuple[float, float, float]] = []
-        for s in instance.stages_on(device):
-            stage = instance.stages[s]
-            heads = np.maximum(found.heads[:, s, :, observer], 0.0)
-            tails = found.tails[:, s, :, observer]
-            jobs += _jobs(heads[0], stage.t_f, tails[0])
-            jobs += _jobs(heads[1], back(stage), tails[1])
-            if stage.t_bw is None:
-                jobs += _jobs(heads[2], stage.t_w, tails[2])
-            else:
-                jobs += _jobs(heads[1], stage.min_backward - back(stage), np.zeros(len(heads[1])))
-        value = preemptive_one_machine(jobs)
-        yield Bound(
-            value,
-            "one machine",
-            f"device {device}: its tasks between the least times before and after each need {value:g}",
-            device,
-        )
+        if objective == "makespan":
+            observers = {instance.num_devices: "the whole step"}
+        else:
+            observers = {device: "its own window", first: f"the window of device {first}"}
+        for observer, watched in observers.items():
+            value = preemptive_one_machine(_observed_jobs(instance, found, device, observer))
+            yield Bound(
+                value,
+                "one machine",
+                f"device {device}: its tasks, with the least times before and after each in {watched}, "
+                f"need {value:g}",
+                device,
+            )
+
+
+def _observed_jobs(
+    instance: Instance, found: Windows, device: int, observer: int
+) -> list[tuple[float, float, float]]:
+    """The device's tasks as (head, duration, tail) in an observer's window; those outside it left out."""
+    jobs: list[tuple[float, float, float]] = []
+    for s in instance.stages_on(device):
+        stage = instance.stages[s]
+        heads = found.heads[:, s, :, observer]
+        tails = found.tails[:, s, :, observer]
+        if observer == device:
+            heads = np.maximum(heads, 0.0)  # nothing on a device starts before its first task
+        jobs += _jobs(heads[0], stage.t_f, tails[0])
+        jobs += _jobs(heads[1], back(stage), tails[1])
+        if stage.t_bw is None:
+            jobs += _jobs(heads[2], stage.t_w, tails[2])
+        elif observer in (device, instance.num_devices):
+            jobs += _jobs(heads[1], stage.min_backward - back(stage), np.zeros(len(heads[1])))
+    return [job for job in jobs if math.isfinite(job[0]) and math.isfinite(job[2])]
 
 
 def _jobs(heads: FloatArray, length: float, tails: FloatArray) -> list[tuple[float, float, float]]:
