@@ -115,11 +115,11 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
 def check_split(split: Sequence[int], layers: int, stages: int) -> tuple[int, ...]:
     """``split`` when it gives every layer to exactly one of ``stages`` stages, none of them empty."""
     if len(split) != stages:
-        raise InputError(f"--split has {len(split)} entries for {stages} stages: give one a stage")
+        raise InputError(f"--layers-per-stage has {len(split)} entries for {stages} stages: give one a stage")
     if min(split) < 1 or sum(split) != layers:
         given = ",".join(str(n) for n in split)
         raise InputError(
-            f"--split {given} sums to {sum(split)}: give {layers} layers in all, at least one each"
+            f"--layers-per-stage {given} sums to {sum(split)}: give {layers} layers in all, at least one each"
         )
     return tuple(split)
 

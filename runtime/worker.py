@@ -516,6 +516,10 @@ def _torchrun_store(rank: int, timeout: float) -> Callable[[], Store]:
 
 def choose_backend(wanted: str, size: int) -> str:
     """NCCL where every rank can have a GPU of its own, else gloo."""
+    if wanted == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise EnvironmentFailedError(
+            "NCCL needs a GPU for each device, and none is found: use --backend gloo"
+        )
     if wanted != "auto":
         return wanted
     enough = torch.cuda.is_available() and torch.cuda.device_count() >= size

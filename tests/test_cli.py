@@ -116,6 +116,33 @@ def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_limits_are_positive_and_finite(instance: Path, plan: Path, tmp_path: Path, value: str) -> None:
+    """A limit that never ends, or is none, is exit 2 in one line before anything starts."""
+    for arguments in (
+        ("solve", instance, "--time-limit", value),
+        ("solve", instance, "--deterministic", "--time-limit", value),
+        ("run", plan, "--timeout", value),
+        ("profile", "gpt", "-o", tmp_path / "x.json", "--timeout", value),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert "give a positive number of seconds" in one_line(result)
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_too_large_for_memory_exits_3(instance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine cannot hold is the environment's failure, in one line."""
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("zbsolve.solver.solve", full)
+    result = invoke("solve", instance)
+    assert result.exit_code == 3
+    assert "not enough memory" in one_line(result)
+
+
 def test_version() -> None:
     """The version is the package's."""
     from zbsolve import __version__
@@ -225,6 +252,9 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
     """A path that is missing is a file; a bare name is looked up among the shipped instances."""
     assert "cannot be read" in one_line(invoke("solve", "no/such.json"))
     assert "no shipped instance" in one_line(invoke("solve", "no-such-instance"))
+    line = one_line(invoke("solve", "unequal-8-m16-1pp"))
+    assert "did you mean unequal-8-m16-1p or " in line
+    assert "no such file" in one_line(invoke("solve", ""))
 
 
 def test_shipped_instances_load_by_name() -> None:

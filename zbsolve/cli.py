@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -121,6 +122,11 @@ def command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
             except BrokenPipeError:
                 # The reader (head, less) has what it wanted; keep the interpreter's last flush quiet too.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            except MemoryError:
+                if verbose:
+                    logger.exception("where it happened")
+                typer.echo("zbsolve: not enough memory: use fewer micro-batches or stages", err=True)
+                raise typer.Exit(EnvironmentFailedError.exit_code) from None
             except OSError as error:
                 if verbose:
                     logger.exception("where it happened")
@@ -220,11 +226,14 @@ def _load_instance(name: str) -> Instance:
 
     from zbsolve.instance import load_instance
 
-    if not Path(name).exists() and "/" not in name and not name.endswith(".json"):
+    if not name or (not Path(name).exists() and "/" not in name and not name.endswith(".json")):
         shipped = _shipped_instances()
         if name not in shipped:
-            names = ", ".join(shipped) or "none"
-            raise InputError(f"{name}: no such file and no shipped instance: give a file or one of: {names}")
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, shipped, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(shipped)}"
+            raise InputError(f"{name!r}: no such file and no shipped instance: give a file, or {hint}")
         with as_file(shipped[name]) as path:
             return load_instance(path)
     return load_instance(name)
@@ -258,6 +267,11 @@ def _check_writable(path: Path | None) -> None:
         raise InputError(f"{path}: there is no folder {folder}: create it or choose another place")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
+
+
+def _require_positive(value: float, option: str) -> None:
+    if not 0 < value < math.inf:
+        raise InputError(f"{option} {value:g}: give a positive number of seconds")
 
 
 def _integers(text: str | None, option: str) -> tuple[int, ...] | None:
@@ -363,7 +377,8 @@ def compare_command(
 ) -> None:
     """Set every applicable baseline beside the solved plan.
 
-    All on the same instance, with what the solved plan gains over 1F1B.
+    All on the same instance, with what the solved plan gains over 1F1B. A plan file is compared as it is:
+    what else is said about solving does not count then.
     """
     from zbsolve.plan import load_plan
     from zbsolve.report.comparison import compare_with_baselines
@@ -504,8 +519,7 @@ def bench_command(
 
     for path in (output, markdown):
         _check_writable(path)
-    if not time_limit > 0:
-        raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
+    _require_positive(time_limit, "--time-limit")
     cases = make_cases(suite, only or (), OBJECTIVES if objective is None else (objective.value,))
     # What decides the results, for whoever wants them again.
     chosen = [f"--suite {suite}", *(f"--only {name}" for name in only or ()), f"--time-limit {time_limit:g}"]
@@ -640,7 +654,10 @@ def _show_plan(file: str, output: Path | None, trace_file: str | None, width: in
         )
     trace = None if trace_file is None else load_trace(trace_file)
     if trace is not None:
-        compare(plan, trace)  # refuses a trace of another plan
+        try:
+            compare(plan, trace)
+        except InputError as error:  # a trace of another plan
+            raise InputError(f"{trace_file}: {error}") from None
     if output is None:
         _print_gantt(plan, trace, width)
     elif output.suffix in PICTURES:
@@ -836,12 +853,12 @@ def profile_command(
 
     T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once.
     """
+    from zbsolve.files import write_text_atomically
     from zbsolve.report.text import device_table, instance_table
 
     _check_writable(output)
+    _require_positive(timeout, "--timeout")
     layers = _integers(layers_per_stage, "--layers-per-stage")
-    from zbsolve.files import write_text_atomically
-
     runtime = _runtime()
     options = runtime.ProfileOptions(
         model=model,
@@ -898,6 +915,9 @@ def run_command(
     from zbsolve.plan import load_plan
 
     _check_writable(trace_out)
+    _require_positive(timeout, "--timeout")
+    if not payload_mib < math.inf:
+        raise InputError(f"--payload-mib {payload_mib:g}: give a number of MiB")
     loaded = load_plan(plan)
     _require_valid(loaded, plan)
     layers = _integers(layers_per_stage, "--layers-per-stage")

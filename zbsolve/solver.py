@@ -125,10 +125,6 @@ class _Search:
         self.report(who)
         return True
 
-    def hear(self, orders: Orders, who: str) -> None:
-        """:meth:`offer` as a callback of a solver."""
-        self.offer(orders, who)
-
     def prove(self, bound: Bound) -> None:
         """Keep a bound when it is higher."""
         if bound.value > self.bound.value:
@@ -178,7 +174,7 @@ def solve(
     InputError
         Unknown solver, or a baseline that does not apply to this placement.
     """
-    if not time_limit > 0:
+    if not 0 < time_limit < math.inf:
         raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
     if solver in BASELINES:
         return SolveResult(_baseline_plan(instance, solver, objective), ())
@@ -329,6 +325,10 @@ def _run_cpsat(search: _Search) -> None:
     except ImportError as error:
         log.warning("CP-SAT is not installed (%s): install ortools; going on without it", error)
         return
+
+    def hear(orders: Orders, _cost: float) -> None:
+        search.offer(orders, "cpsat")
+
     limit = search.time_limit if search.deterministic else search.left
     result = solve_cpsat(
         search.instance,
@@ -339,7 +339,7 @@ def _run_cpsat(search: _Search) -> None:
         seed=search.seed,
         deterministic=search.deterministic,
         stop_at_gap=search.target_gap,
-        on_improvement=None if search.deterministic else (lambda orders, _: search.hear(orders, "cpsat")),
+        on_improvement=None if search.deterministic else hear,
     )
     _take(search, result)
 
