@@ -131,3 +131,11 @@ def test_fusing_only_where_it_pays() -> None:
     dear = base.with_changes(stages=[stage.model_copy(update={"t_bw": 3.0}) for stage in base.stages])
     plan = solve(dear, time_limit=5).plan
     assert {task.kind for order in plan.schedule().orders for task in order} == {"F", "B", "W"}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_limit_too_short_for_one_step_still_gives_a_plan(deterministic: bool) -> None:
+    """1e-6 s: the constructive heuristics run, and nothing divides by the steps that fit (none)."""
+    instance = equal_stages(3, 6, 1.0, 2.0, 1.5, 0.3, memory_cap=2.0)
+    result = solve(instance, time_limit=1e-6, deterministic=deterministic)
+    assert check_plan(result.plan) == []

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zbsolve.compiled import compile_loop
 from zbsolve.graph import BW, B, F, Task, TaskKind, W
 from zbsolve.instance import MEMORY_RTOL, Instance
 from zbsolve.memory import effect, serial_program
@@ -52,7 +53,6 @@ class Arrays:
     room: FloatArray
     chunks: IntArray
     count: IntArray
-    place: IntArray
     need_forward: FloatArray
     need_backward: FloatArray
 
@@ -74,15 +74,13 @@ def to_arrays(instance: Instance) -> Arrays:
     held = [instance.stages_on(d) for d in range(p)]
     width = max(len(stages) for stages in held)
     chunks = np.full((p, width), -1, dtype=np.int64)
-    place = np.zeros(S, dtype=np.int64)
     need_forward = np.zeros(S)
     need_backward = np.zeros(S)
     for d, stages in enumerate(held):
         chunks[d, : len(stages)] = stages
-        # Going back from the i-th chunk on: the level falls by mem_b of each chunk as it is done.
+        # Going back from each chunk on: the level falls by mem_b of each chunk as it is done.
         back = 0.0
-        for i, s in enumerate(stages):
-            place[s] = i
+        for s in stages:
             stage = instance.stages[s]
             split = max(stage.growth + stage.peak_b, stage.mem_w - stage.mem_b + stage.peak_w)
             own = min(split, stage.peak_fused) if stage.t_bw is not None else split
@@ -105,7 +103,6 @@ def to_arrays(instance: Instance) -> Arrays:
         room=room,
         chunks=chunks,
         count=np.array([len(stages) for stages in held]),
-        place=place,
         need_forward=need_forward,
         need_backward=need_backward,
     )
@@ -366,8 +363,6 @@ class ListScheduler:
     """Runs policies on one instance, reusing its arrays. ``compiled`` switches to machine code."""
 
     def __init__(self, instance: Instance, *, compiled: bool = False) -> None:
-        from zbsolve.compiled import compile_loop
-
         self.instance = instance
         self.arrays = to_arrays(instance)
         self._run = compile_loop(run_policy) if compiled else run_policy

@@ -190,7 +190,7 @@ def make_anneal(time_orders: Any) -> Any:
                             number += 1
                         i -= 1
                         continue
-                    # Which micro-batch: the count of this kind before place i.
+                    # Which micro-batch: the one whose task of this kind has place i.
                     if kind == 0:
                         j = 0
                         while place_f[s, j] != i:

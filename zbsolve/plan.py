@@ -474,11 +474,11 @@ def _check_figures(plan: Plan, schedule: Schedule) -> list[Violation]:
     """Stated makespan, span, peak memory, gap and status against what the programs really give."""
     peaks = [peak_memory(plan.instance, d, order) for d, order in enumerate(schedule.orders)]
     cost = schedule.cost(plan.objective)
-    gap = (cost - plan.lower_bound) / cost if cost > 0 else 0.0
+    gap = relative_gap(cost, plan.lower_bound)
     rows = [
         ("makespan", plan.makespan, schedule.makespan),
         ("span", plan.span, schedule.span),
-        ("gap", plan.gap, max(0.0, gap)),
+        ("gap", plan.gap, gap),
         *((f"peak_memory[{d}]", plan.peak_memory[d], peak) for d, peak in enumerate(peaks)),
     ]
     violations = [
@@ -499,6 +499,11 @@ def _check_figures(plan: Plan, schedule: Schedule) -> list[Violation]:
 OPTIMAL_GAP = 1e-6
 
 
+def relative_gap(cost: float, bound: float) -> float:
+    """(cost - bound) / cost, never negative; 0 for a step without work."""
+    return max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
+
+
 def make_plan(
     instance: Instance,
     schedule: Schedule,
@@ -517,7 +522,7 @@ def make_plan(
         raise InfeasibleError(f"the schedule is not valid: {violations[0]}")
     cost = schedule.cost(objective)
     bound = min(lower_bound, cost)
-    gap = (cost - bound) / cost if cost > 0 else 0.0
+    gap = relative_gap(cost, bound)
     return Plan(
         instance=instance,
         objective=objective,

@@ -26,6 +26,7 @@ from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import peak_memory, require_feasible
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan
+from zbsolve.plan import relative_gap as relative_gap
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
 
@@ -62,11 +63,6 @@ class SolveResult:
     plan: Plan
     history: tuple[Progress, ...]
     interrupted: bool = False
-
-
-def relative_gap(cost: float, bound: float) -> float:
-    """(cost - bound) / cost, never negative; 0 for a step without work."""
-    return max(0.0, (cost - bound) / cost) if cost > 0 else 0.0
 
 
 @dataclass
@@ -268,17 +264,17 @@ def _search_policies(search: _Search) -> None:
     """Descent over policies, for a share of the time (all of what a big instance leaves)."""
     instance = search.instance
     exact_follows = search.num_tasks <= CPSAT_MOST_TASKS
-    budget = search.left * (0.3 if exact_follows else 0.9)
+    budget = max(1e-3, search.left * (0.3 if exact_follows else 0.9))  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
     patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
     race = PolicyRace(scheduler, search.objective, search.seed, patiences)
-    began, until = search.seconds, search.seconds + budget
+    began = search.seconds
     # A step costs about 5 microseconds a task in plain Python: the count stands for the same budget.
-    most_steps = round(0.3 * search.time_limit / (5e-6 * search.num_tasks))
+    most_steps = max(1, round(0.3 * search.time_limit / (5e-6 * search.num_tasks)))
     steps = 0
     while not search.done:
-        used = steps / most_steps if search.deterministic else (search.seconds - began) / (until - began)
+        used = steps / most_steps if search.deterministic else (search.seconds - began) / budget
         descent = race.next(used)
         if descent is None or used >= 1.0:
             break
