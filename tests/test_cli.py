@@ -131,6 +131,16 @@ def test_limits_are_positive_and_finite(instance: Path, plan: Path, tmp_path: Pa
     assert not (tmp_path / "x.json").exists()
 
 
+def test_profile_refuses_a_bad_cap_before_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime is not even loaded."""
+    monkeypatch.setattr(cli, "_runtime", lambda: pytest.fail("loaded the runtime"))
+    result = invoke("profile", "gpt", "-o", tmp_path / "x.json", "--memory-cap", "abc")
+    assert result.exit_code == 2
+    assert "--memory-cap abc" in one_line(result)
+
+
 def test_too_large_for_memory_exits_3(instance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine cannot hold is the environment's failure, in one line."""
 

@@ -854,11 +854,14 @@ def profile_command(
     T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once.
     """
     from zbsolve.files import write_text_atomically
+    from zbsolve.instance import equal_stages
     from zbsolve.report.text import device_table, instance_table
 
     _check_writable(output)
     _require_positive(timeout, "--timeout")
     layers = _integers(layers_per_stage, "--layers-per-stage")
+    if memory_cap is not None:
+        equal_stages(1, 1).with_memory_cap(memory_cap)  # refuse a bad cap before the measurement, not after
     runtime = _runtime()
     options = runtime.ProfileOptions(
         model=model,
