@@ -154,7 +154,7 @@ def test_bounds_survive_zero_work() -> None:
 
 
 def test_published_span_cell_is_optimal_by_hand() -> None:
-    """1.5B, m=24, 2 p M_B, span: device 0's window holds device 7's F and B, the way there and back, and a W."""
+    """1.5B, m=24, 2 p M_B: device 0's window holds device 7's F and B, the way there and back, and a W."""
     instance = equal_stages(8, 24, 18.522, 18.086, 9.337, 0.601, mem_b=201216.0, mem_w=73728.0)
     there, back = 7 * (18.522 + 0.601), 7 * (18.086 + 0.601)
     expected = there + 24 * (18.522 + 18.086) + back + 9.337
