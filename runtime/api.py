@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.instance import Instance, make_instance, place
+from zbsolve.partition import even_split
 from zbsolve.plan import Plan, check_plan
 from zbsolve.runtime import models, profiler
 from zbsolve.runtime.launch import launch
@@ -85,7 +86,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
     devices = place(options.num_devices, placement, options.chunks)
     layers = len(model.layers)
     split = models.check_split(
-        options.layers_per_stage or models.even_split(layers, len(devices)), layers, len(devices)
+        options.layers_per_stage or even_split(layers, len(devices)), layers, len(devices)
     )
     held = models.stage_ranges(split)
     draft = make_instance(

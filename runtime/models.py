@@ -105,13 +105,6 @@ def load_model(name: str, seed: int) -> PipelineModel:
 # --- layers to stages ---------------------------------------------------------------------------
 
 
-def even_split(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers per stage, sizes at most one apart. The last stages get fewer: they often hold the head."""
-    if layers < stages:
-        raise InputError(f"{layers} layers cannot fill {stages} stages: use fewer stages or more layers")
-    return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
-
-
 def check_split(split: Sequence[int], layers: int, stages: int) -> tuple[int, ...]:
     """``split`` when it gives every layer to exactly one of ``stages`` stages, none of them empty."""
     if len(split) != stages:

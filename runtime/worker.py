@@ -36,6 +36,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from zbsolve.errors import EnvironmentFailedError, InputError, ZbsolveError
 from zbsolve.instance import Instance
+from zbsolve.partition import even_split
 from zbsolve.plan import ComputeOp, Plan, check_plan, load_plan
 from zbsolve.runtime import models
 from zbsolve.runtime.emulation import EmulatedStages
@@ -195,7 +196,7 @@ class Rank:
         layers = len(model.layers)
         chosen = self.job.layers_per_stage or models.recorded_split(instance)
         if chosen is None:
-            chosen = models.even_split(layers, instance.num_stages)
+            chosen = even_split(layers, instance.num_stages)
         return models.check_split(chosen, layers, instance.num_stages)
 
     def _stages(self, instance: Instance) -> RealStages | EmulatedStages:

@@ -206,7 +206,7 @@ def run_policy(
                         b_time, b_stage = ready, s
                 if not fuse[s]:
                     pending = done_b[s] - done_w[s]
-                    if pending > 0:
+                    if pending > 0 and level[d] + transient[s, 2] <= room[d]:
                         if pending > w_most:
                             w_stage, w_most = s, pending
                         if pending >= backlog[s]:

@@ -11,6 +11,7 @@ The loops are written for numba and also run as plain Python. Codes are ``4 * st
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,8 @@ def make_anneal(time_orders: Any) -> Any:
         )  # fmt: skip
         present = both[column]
         best = present
+        if np.isinf(present):
+            return np.inf  # orders that cannot run have no critical path to work on
         number = 0
         stale = True
         for step in range(steps):
@@ -245,6 +248,14 @@ def make_anneal(time_orders: Any) -> Any:
     return anneal
 
 
+@cache
+def _annealing(compiled: bool) -> Any:
+    """The annealing loop; compiled once a process."""
+    timing = compile_loop(time_orders) if compiled else time_orders
+    anneal = make_anneal(timing)
+    return compile_loop(anneal) if compiled else anneal
+
+
 class OrderSearch:
     """Anneals device orders of one instance; ``orders`` must be in canonical micro-batch order."""
 
@@ -265,9 +276,7 @@ class OrderSearch:
         self.codes = np.zeros((len(rows), int(self.lengths.max())), dtype=np.int64)
         for d, row in enumerate(rows):
             self.codes[d, : len(row)] = row
-        timing = compile_loop(time_orders) if compiled else time_orders
-        anneal = make_anneal(timing)
-        self._anneal = compile_loop(anneal) if compiled else anneal
+        self._anneal = _annealing(compiled)
 
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""

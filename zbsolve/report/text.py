@@ -7,7 +7,7 @@ most of it; where many short tasks share a column, the small letter of the kind 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from zbsolve.graph import BW, B, F, Task, TaskKind, W
 from zbsolve.instance import Instance
+from zbsolve.partition import imbalance, stage_loads
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import ComparisonTable, cap_text
 from zbsolve.report.timeline import COLOURS, MEANINGS, label, time_range
@@ -244,6 +245,23 @@ def device_table(instance: Instance) -> Table:
             cap_text(instance, device),
         )
     return shown
+
+
+def partition_table(costs: Sequence[float], splits: Mapping[str, Sequence[int]], unit: str) -> Table:
+    """Splits of layers side by side: layers and load per stage, the busiest, and how unbalanced."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("split", "layers per stage", f"load per stage ({unit})", "busiest", "imbalance"):
+        table.add_column(heading)
+    for name, split in splits.items():
+        loads = stage_loads(costs, split)
+        table.add_row(
+            name,
+            ",".join(map(str, split)),
+            ", ".join(time_text(load) for load in loads),
+            time_text(max(loads)),
+            f"{imbalance(costs, split):.1%}",
+        )
+    return table
 
 
 def prediction_table(comparison: Comparison, unit: str) -> Table:
