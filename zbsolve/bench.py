@@ -24,12 +24,12 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.formulation import FormulationResult
 from zbsolve.instance import Instance, load_instance
 from zbsolve.known import Claim, Known, Objective, contradictions
-from zbsolve.plan import OPTIMAL_GAP, Plan
+from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
 from zbsolve.random_instances import SEEDS, random_instance
 from zbsolve.report.comparison import one_f_one_b_cost
 from zbsolve.schedule import check
 from zbsolve.simulator import simulate_for
-from zbsolve.solver import CPSAT_MOST_TASKS, Progress, relative_gap, solve
+from zbsolve.solver import CPSAT_MOST_TASKS, Progress, solve
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import peak_memory, require_feasible
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan
-from zbsolve.plan import relative_gap as relative_gap
+from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan, relative_gap
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
 
