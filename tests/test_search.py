@@ -82,7 +82,7 @@ def test_searches_improve_and_stay_valid(objective: str, placement: str, fuse: b
         cost = automatic(scheduler, objective, patiences=8)
         orders = serial_orders(instance)
         if math.isfinite(cost):
-            race = PolicyRace(scheduler, objective, seed, patiences=8)
+            race = PolicyRace(scheduler, objective, seed, patiences=8, enough=lambda: False)
             for step in range(80):
                 descent = race.next(step / 80)
                 assert descent is not None

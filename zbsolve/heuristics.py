@@ -9,7 +9,7 @@ what is not worse.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -83,9 +83,9 @@ def presets(instance: Instance, patiences: int = len(PATIENCES)) -> Iterator[Pol
     no_limit = (instance.num_microbatches,) * instance.num_stages
     shapes = dict.fromkeys((no_limit, *map(tuple, warm_up_shapes(instance, patiences))))
     fuses = (False, True) if any(stage.t_bw is not None for stage in instance.stages) else (False,)
-    for limits in shapes:
-        for fuse in fuses:
-            for f, w in PATIENCES[:patiences]:
+    for f, w in PATIENCES[:patiences]:  # outermost: a trial cut short has still seen every shape
+        for limits in shapes:
+            for fuse in fuses:
                 base = preset(instance, fuse=fuse, patience_f=f, patience_w=w)
                 yield replace(base, limit=np.array(limits))
 
@@ -204,10 +204,19 @@ class PolicySearch:
 
 
 class PolicyRace:
-    """Descents from the best few presets side by side; the worse half drops out as the budget is used up."""
+    """Descents from the best few presets side by side; the worse half drops out as the budget is used up.
+
+    ``enough`` may end the trial of presets early, on large instances.
+    """
 
     def __init__(
-        self, scheduler: ListScheduler, objective: str, seed: int, patiences: int, entrants: int = 8
+        self,
+        scheduler: ListScheduler,
+        objective: str,
+        seed: int,
+        patiences: int,
+        enough: Callable[[], bool],
+        entrants: int = 8,
     ) -> None:
         column = 1 if objective == "span" else 0
         by_cost: dict[tuple[float, float], Policy] = {}
@@ -215,6 +224,8 @@ class PolicyRace:
             both = scheduler.run(policy)
             if math.isfinite(both[column]):
                 by_cost.setdefault((both[column], sum(both)), policy)
+            if enough():
+                break
         # Equal costs are nearly always equal schedules: one of them is enough.
         self.running = [
             PolicySearch(scheduler, objective, by_cost[key], seed + number)

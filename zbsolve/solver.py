@@ -267,8 +267,13 @@ def _search_policies(search: _Search) -> None:
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
     patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
-    race = PolicyRace(scheduler, search.objective, search.seed, patiences)
     began = search.seconds
+    trial_until = began + 0.3 * budget
+
+    def enough() -> bool:
+        return not search.deterministic and search.seconds > trial_until
+
+    race = PolicyRace(scheduler, search.objective, search.seed, patiences, enough)
     # A step costs about 5 microseconds a task in plain Python: the count stands for the same budget.
     most_steps = max(1, round(0.3 * search.time_limit / (5e-6 * search.num_tasks)))
     steps = 0
