@@ -8,6 +8,7 @@ else to stderr. Imports are lazy: a command loads only what it uses.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import json
 import logging
@@ -1033,4 +1034,7 @@ def main() -> None:
     """Entry point of the ``zbsolve`` command."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without µ is no reason to fail
+    # A big plan is millions of small objects that all stay: collecting young ones often finds nothing and
+    # costs a fifth of the time.
+    gc.set_threshold(200_000, 20, 20)
     app()
