@@ -109,6 +109,6 @@ def test_published_bubbles_to_four_decimals(cell: str) -> None:
     for name in ("1f1b", "zb-h1", "zb-h2"):
         timed_on, schedule = BASELINES[name].schedule(instance)
         bubble = 1 - timed_on.device_work(0) / schedule.span
-        assert round(bubble, 4) == pytest.approx(
-            KNOWN[cell]["published_bubble_by_span"][name], abs=1.01e-4
-        ), name
+        published = KNOWN[cell]["published_bubble_by_span"][name]
+        # Half a unit of the fourth decimal: equal as printed.
+        assert abs(bubble - published) <= 0.5e-4 + 1e-6, name
