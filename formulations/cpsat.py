@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from ortools.sat.python import cp_model
 
+from zbsolve.bounds import round_trip
 from zbsolve.formulation import (
     FormulationResult,
     Orders,
@@ -32,7 +33,6 @@ from zbsolve.formulation import (
     conclude,
     make_ticks,
     memory_precedences,
-    round_trip,
 )
 from zbsolve.graph import BW, B, F, Task, W
 from zbsolve.instance import MEMORY_RTOL, Instance
@@ -118,7 +118,8 @@ class CpSatModel:
         self.ticks = make_ticks(self.instance, self.objective)
         self._sizes: list[tuple[cp_model.IntVar, Moment, Moment, int, int]] = []
         self._w_reached: dict[int, list[cp_model.IntVar]] = {}
-        self._round_trip = [int(value) for value in round_trip(self.ticks.instance)]
+        stages = range(self.instance.num_stages)
+        self._round_trip = [int(round_trip(self.ticks.instance, s, s)) for s in stages]
         self._clock = (
             None
             if self.incumbent is None

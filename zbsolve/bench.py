@@ -349,7 +349,7 @@ def _make_row(
 
 def run_plain(instance: Instance, objective: Objective, time_limit: float, seed: int) -> Iterator[PlainRun]:
     """CP-SAT, MILP by HiGHS and MILP by CBC on the bare model, each under the limit."""
-    tasks = 3 * instance.num_stages * instance.num_microbatches
+    tasks = instance.num_tasks
     for name, most in PLAIN_MOST_TASKS.items():
         if tasks > most:
             yield PlainRun(name, skipped=f"{tasks} tasks are over {most}")

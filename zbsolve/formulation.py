@@ -97,16 +97,6 @@ def canonical(instance: Instance, orders: Sequence[Sequence[Task]]) -> Orders:
     return tuple(renamed)
 
 
-def round_trip(instance: Instance) -> list[float]:
-    """Per stage, least time from the end of a micro-batch's F to the start of its backward. Shape (S,)."""
-    result = [0.0] * instance.num_stages
-    for s in range(instance.num_stages - 2, -1, -1):
-        later = instance.stages[s + 1]
-        backward = later.t_b if later.t_bw is None else min(later.t_b, later.t_bw)
-        result[s] = 2 * instance.hop(s) + later.t_f + result[s + 1] + backward
-    return result
-
-
 def memory_precedences(instance: Instance) -> list[tuple[Task, Task]]:
     """Pairs (before, after) that every canonical schedule keeps because of the caps.
 

@@ -74,7 +74,7 @@ PATIENCES = (
 
 def affordable_patiences(instance: Instance) -> int:
     """How many of ``PATIENCES`` plain Python tries in about a second."""
-    tasks = 3 * instance.num_stages * instance.num_microbatches
+    tasks = instance.num_tasks
     return len(PATIENCES) if tasks <= 1_000 else 2 if tasks <= 8_000 else 1
 
 

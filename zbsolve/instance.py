@@ -146,6 +146,11 @@ class Instance(BaseModel):
     def num_stages(self) -> int:
         return len(self.stages)
 
+    @property
+    def num_tasks(self) -> int:
+        """F, B and W of every stage and micro-batch: the problem's size when nothing is fused."""
+        return 3 * self.num_stages * self.num_microbatches
+
     def hop(self, boundary: int) -> float:
         """Latency between stage ``boundary`` and the next one; 0 when one device holds both."""
         if self.stages[boundary].device == self.stages[boundary + 1].device:

@@ -99,10 +99,6 @@ class _Search:
         closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
         return self.schedule is not None and closed
 
-    @property
-    def num_tasks(self) -> int:
-        return 3 * self.instance.num_stages * self.instance.num_microbatches
-
     def offer(self, orders: Orders, who: str) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
         peaks = enumerate(peak_memory(self.instance, d, order) for d, order in enumerate(orders))
@@ -262,7 +258,7 @@ def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[
 def _search_policies(search: _Search) -> None:
     """Descent over policies, for a share of the time (all of what a big instance leaves)."""
     instance = search.instance
-    exact_follows = search.num_tasks <= CPSAT_MOST_TASKS
+    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
     budget = max(1e-3, search.left * (0.3 if exact_follows else 0.9))  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
@@ -275,7 +271,7 @@ def _search_policies(search: _Search) -> None:
 
     race = PolicyRace(scheduler, search.objective, search.seed, patiences, enough)
     # A step costs about 5 microseconds a task in plain Python: the count stands for the same budget.
-    most_steps = max(1, round(0.3 * search.time_limit / (5e-6 * search.num_tasks)))
+    most_steps = max(1, round(0.3 * search.time_limit / (5e-6 * search.instance.num_tasks)))
     steps = 0
     while not search.done:
         used = steps / most_steps if search.deterministic else (search.seconds - began) / budget
@@ -296,8 +292,8 @@ def _search_orders(search: _Search) -> None:
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
     assert search.schedule is not None  # _construct always leaves one
-    mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.num_tasks
-    until = search.seconds + search.left * (0.4 if search.num_tasks <= CPSAT_MOST_TASKS else 0.95)
+    mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.instance.num_tasks
+    until = search.seconds + search.left * (0.4 if search.instance.num_tasks <= CPSAT_MOST_TASKS else 0.95)
     annealing = OrderSearch(
         search.instance, search.schedule.orders, search.objective, seed=search.seed, compiled=True
     )
@@ -317,8 +313,8 @@ def _search_orders(search: _Search) -> None:
 
 def _run_cpsat(search: _Search) -> None:
     """The exact model with the incumbent as its hint."""
-    if search.num_tasks > CPSAT_MOST_TASKS:
-        log.info("CP-SAT is left out: %d tasks are over %d", search.num_tasks, CPSAT_MOST_TASKS)
+    if search.instance.num_tasks > CPSAT_MOST_TASKS:
+        log.info("CP-SAT is left out: %d tasks are over %d", search.instance.num_tasks, CPSAT_MOST_TASKS)
         return
     try:
         from zbsolve.formulations.cpsat import solve_cpsat
@@ -348,8 +344,8 @@ def _run_milp(search: _Search, backends: tuple[Literal["highs", "cbc"], ...]) ->
     """The MILP; the next backend takes over when one is missing or dies."""
     from zbsolve.formulations.milp import solve_milp
 
-    if search.num_tasks > MILP_MOST_TASKS:
-        log.warning("the MILP is left out: %d tasks are over %d", search.num_tasks, MILP_MOST_TASKS)
+    if search.instance.num_tasks > MILP_MOST_TASKS:
+        log.warning("the MILP is left out: %d tasks are over %d", search.instance.num_tasks, MILP_MOST_TASKS)
         return
     for backend in backends:
         try:
