@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.instance import Instance, make_instance, place
-from zbsolve.partition import even_split
+from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan
 from zbsolve.runtime import models, profiler
 from zbsolve.runtime.launch import launch

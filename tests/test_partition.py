@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from zbsolve.cli import app
 from zbsolve.errors import InputError
 from zbsolve.instance import load_instance
-from zbsolve.partition import balanced_split, even_split, imbalance, stage_loads
+from zbsolve.partition.splits import balanced_split, even_split, imbalance, stage_loads
 from zbsolve.solver import solve
 
 

@@ -1,0 +1,403 @@
+"""Best first over families of decisions: split, device order, placement, activations and passes.
+
+The search keeps a queue of families (:mod:`zbsolve.partition.relaxation`), each with a lower bound for all
+its members, and takes the one with the least first. A family with free devices is divided by what the next
+device gets. A single decision is a scheduling instance: its bound is raised by the combinatorial bounds of
+that instance, then by the solver, for longer each time its turn comes.
+
+The joint certificate: every decision is a member of a family still in the queue, of one that was closed
+because its bound reached the best cost known then, or it was solved to a proven optimum. So the least
+bound in the queue, or the best cost where that is less, is a lower bound for the whole decision.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count, product
+
+from zbsolve.bounds import best_bound
+from zbsolve.errors import InfeasibleError
+from zbsolve.formulation import canonical
+from zbsolve.heuristics import affordable_patiences, automatic
+from zbsolve.list_scheduler import ListScheduler
+from zbsolve.memory import require_feasible
+from zbsolve.partition.layers import Keep
+from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
+from zbsolve.partition.relaxation import Option, Relaxation, State
+from zbsolve.partition.splits import balanced_split, even_split
+from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
+from zbsolve.precedence import back
+from zbsolve.simulator import simulate_for
+from zbsolve.solver import COMPILE_FROM_SECONDS, certify, solve
+
+log = logging.getLogger(__name__)
+
+# Seconds that the solver gets on one decision, each time its turn comes.
+SLICES = (1.0, 4.0, 15.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JointResult:
+    """The best decision with its plan, and the certificate on the whole question.
+
+    Attributes
+    ----------
+    plan : Plan
+        The decision's plan; its own ``lower_bound`` holds for this decision's instance alone.
+    lower_bound : float
+        No decision that the problem allows, in any order of passes, costs less.
+    statement : str
+        The joint proof in a sentence.
+    decisions : int
+        How many decisions there are.
+    examined : int
+        How many of them were looked at one by one.
+    """
+
+    problem: DecisionProblem
+    decision: Decision
+    plan: Plan
+    lower_bound: float
+    statement: str
+    decisions: int
+    examined: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """(cost - joint lower bound) / cost."""
+        return relative_gap(self.plan.cost, self.lower_bound)
+
+    @property
+    def status(self) -> str:
+        return "optimal" if self.gap <= OPTIMAL_GAP else "feasible"
+
+
+@dataclass(order=True, slots=True)
+class _Entry:
+    """A family or a single decision in the queue, least bound first, then the most settled."""
+
+    bound: float
+    depth: int
+    number: int
+    placement: Placement = field(compare=False)
+    state: State | None = field(compare=False, default=None)
+    head: float = field(compare=False, default=0.0)
+    tail: float = field(compare=False, default=0.0)
+    settled: tuple[tuple[Option, tuple[Keep, ...]], ...] = field(compare=False, default=())
+    decision: Decision | None = field(compare=False, default=None)
+    turns: int = field(compare=False, default=0)
+
+
+class JointSearch:
+    """One run of the search; :func:`decide` is its front door."""
+
+    def __init__(
+        self,
+        problem: DecisionProblem,
+        time_limit: float,
+        gap: float,
+        seed: int,
+        progress: Callable[[str], None] | None,
+    ) -> None:
+        self.problem, self.time_limit, self.target, self.seed = problem, time_limit, gap, seed
+        self.progress = progress
+        self.began = time.monotonic()
+        self.cost = math.inf
+        self.plan: Plan | None = None
+        self.decision: Decision | None = None
+        self.examined = 0
+        self.queue: list[_Entry] = []
+        self.stuck = math.inf  # least bound of a decision that the solver could not close
+        self._numbers = count()
+        self._seen: set[Decision] = set()
+        self._refusal: InfeasibleError | None = None
+
+    # --- clock and bookkeeping ------------------------------------------------------------------------
+
+    @property
+    def left(self) -> float:
+        return self.time_limit - (time.monotonic() - self.began)
+
+    @property
+    def bound(self) -> float:
+        """The joint lower bound so far."""
+        queued = self.queue[0].bound if self.queue else math.inf
+        return min(self.cost, self.stuck, queued)
+
+    def _closed(self, bound: float) -> bool:
+        """Whether nothing above ``bound`` improves on the best plan (float64 rounding is no gain)."""
+        return bound >= self.cost * (1 - OPTIMAL_GAP / 10)
+
+    def _done(self) -> bool:
+        closed = relative_gap(self.cost, self.bound) <= max(self.target, OPTIMAL_GAP)
+        return self.plan is not None and closed
+
+    def _say(self) -> None:
+        if self.progress is not None:
+            unit = self.problem.profile.time_unit
+            self.progress(
+                f"{self.time_limit - self.left:.1f} s: best {self.cost:.6g} {unit}, joint bound "
+                f"{self.bound:.6g}, "
+                f"{self.examined} decisions examined, {len(self.queue)} families open"
+            )
+
+    # --- single decisions ------------------------------------------------------------------------------
+
+    def _examine(self, decision: Decision, bound: float) -> None:
+        """Bound one decision by itself, try the heuristic on it, and queue it unless that closed it."""
+        if decision in self._seen:
+            return
+        self._seen.add(decision)
+        instance = self.problem.instance(decision)
+        try:
+            require_feasible(instance)
+        except InfeasibleError as error:
+            self._refusal = error
+            return
+        self.examined += 1
+        bound = max(bound, best_bound(instance, self.problem.objective).value)
+        if self._closed(bound):
+            return
+        scheduler = ListScheduler(instance, compiled=self.time_limit >= COMPILE_FROM_SECONDS)
+        cost = automatic(scheduler, self.problem.objective, affordable_patiences(instance))
+        if self.plan is None and math.isinf(cost):
+            self._keep(decision, solve(instance, solver="heuristic", objective=self.problem.objective).plan)
+        elif cost < self.cost:
+            orders = canonical(instance, scheduler.best_orders())
+            schedule = simulate_for(instance, orders, self.problem.objective)
+            if schedule.cost(self.problem.objective) < self.cost:
+                self._keep(decision, certify(instance, schedule, self.problem.objective, "heuristic"))
+        if not self._closed(bound):
+            self._push(_Entry(bound, 1, 0, decision.placement, decision=decision))
+
+    def _keep(self, decision: Decision, plan: Plan) -> None:
+        if plan.cost < self.cost:
+            self.cost, self.plan, self.decision = plan.cost, plan, decision
+            self._say()
+
+    def _push(self, entry: _Entry) -> None:
+        entry.number = next(self._numbers)
+        heapq.heappush(self.queue, entry)
+
+    def _solve(self, entry: _Entry) -> None:
+        """Give the solver its next slice of time on one decision."""
+        assert entry.decision is not None
+        limit = min(SLICES[entry.turns], self.left)
+        if limit <= 0:
+            heapq.heappush(self.queue, entry)
+            return
+        instance = self.problem.instance(entry.decision)
+        mine = self.plan if self.decision == entry.decision else None
+        result = solve(
+            instance,
+            objective=self.problem.objective,
+            time_limit=limit,
+            seed=self.seed,
+            warm_start=None if mine is None else mine.schedule().orders,
+        )
+        if result.interrupted:
+            raise KeyboardInterrupt
+        self._keep(entry.decision, result.plan)
+        entry.bound = max(entry.bound, result.plan.lower_bound)
+        entry.turns += 1
+        if result.plan.status == "optimal" or self._closed(entry.bound):
+            return
+        if entry.turns < len(SLICES):
+            self._push(entry)
+        else:
+            self.stuck = min(self.stuck, entry.bound)
+
+    # --- families ---------------------------------------------------------------------------------------
+
+    def _divide(self, relaxation: Relaxation, entry: _Entry) -> None:
+        """Queue the families that differ in what the next device gets."""
+        state = entry.state
+        assert state is not None
+        makespan = self.problem.objective == "makespan"
+        for option in relaxation.options(state):
+            hop = relaxation.hop(state, option.cls)
+            head = entry.head + hop if makespan else 0.0
+            tail = entry.tail + hop
+            for keep in relaxation.keeps():
+                bound = max(entry.bound, head + relaxation.work(option, keep))
+                if self._closed(bound):
+                    continue
+                bound = max(bound, relaxation.alone(option, keep, head, tail))
+                bound = max(bound, relaxation.to_go(option.after))
+                if self._closed(bound):
+                    continue
+                first = self.problem.stage(*option.segments[0], option.cls, keep[0])
+                past = head + first.t_f
+                if makespan and len(self.problem.classes) > 1:
+                    bound = max(bound, past + relaxation.to_go_after(option.after))
+                    if self._closed(bound):
+                        continue
+                settled = (*entry.settled, (option, keep))
+                if sum(option.after.used) == self.problem.num_devices:
+                    self._examine(decision_of(self.problem, entry.placement, settled), bound)
+                    continue
+                behind = tail + (back(first) if entry.settled else first.min_backward)
+                self._push(
+                    _Entry(bound, -len(settled), 0, entry.placement, option.after, past, behind, settled)
+                )
+
+    def run(self) -> JointResult:
+        """Search until the gap or the time limit is reached."""
+        problem = self.problem
+        for decision in seeds(problem):
+            self._examine(decision, 0.0)
+        relaxations = {
+            placement: Relaxation(problem, placement, self.cost) for placement in problem.placements
+        }
+        for placement, relaxation in relaxations.items():
+            for state in relaxation.starts():
+                bound = relaxation.to_go(state)
+                if not self._closed(bound):
+                    self._push(_Entry(bound, 0, 0, placement, state))
+        said = self.left
+        while self.queue and not self._done() and self.left > 0:
+            entry = heapq.heappop(self.queue)
+            if self._closed(entry.bound):
+                continue
+            if entry.decision is None:
+                self._divide_or_restore(relaxations[entry.placement], entry)
+            else:
+                self._solve_or_restore(entry)
+            if said - self.left > 1.0:
+                said = self.left
+                self._say()
+        if self.plan is None or self.decision is None:
+            raise self._no_plan()
+        return JointResult(
+            problem=problem,
+            decision=self.decision,
+            plan=self.plan,
+            lower_bound=self.bound,
+            statement=self._statement(),
+            decisions=count_decisions(problem),
+            examined=self.examined,
+            seconds=self.time_limit - self.left,
+        )
+
+    def _divide_or_restore(self, relaxation: Relaxation, entry: _Entry) -> None:
+        try:
+            self._divide(relaxation, entry)
+        except KeyboardInterrupt:
+            heapq.heappush(self.queue, entry)
+            self._stop()
+
+    def _solve_or_restore(self, entry: _Entry) -> None:
+        try:
+            self._solve(entry)
+        except KeyboardInterrupt:
+            heapq.heappush(self.queue, entry)
+            self._stop()
+
+    def _stop(self) -> None:
+        """Ctrl-C: keep what is known, or pass it on when nothing is."""
+        if self.plan is None:
+            raise KeyboardInterrupt
+        self.time_limit = time.monotonic() - self.began
+
+    def _statement(self) -> str:
+        open_ = f"{len(self.queue)} families open" if self.queue else "no family open"
+        return (
+            f"{self.examined} decisions examined one by one, others bounded by families (work, round trip "
+            f"and memory of each device, least over all ways to deal out the layers); {open_}"
+        )
+
+    def _no_plan(self) -> InfeasibleError:
+        if self.left <= 0 and self.queue:
+            return InfeasibleError(
+                f"no decision that fits was found in {self.time_limit:g} s and none was proven impossible: "
+                "raise the time limit"
+            )
+        reason = f" (the last one tried: {self._refusal})" if self._refusal is not None else ""
+        return InfeasibleError(
+            "infeasible: no split of the layers fits the devices' memory"
+            f"{reason}: use more devices, or allow recompute or offload"
+        )
+
+
+def decide(
+    problem: DecisionProblem,
+    *,
+    time_limit: float = 60.0,
+    gap: float = 0.0,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> JointResult:
+    """Choose split, devices, placement, activations and order together, with one bound for all of it.
+
+    Parameters
+    ----------
+    time_limit : float
+        Seconds for everything.
+    gap : float
+        Stop as soon as (cost - joint bound) / cost is this small.
+
+    Raises
+    ------
+    InfeasibleError
+        No decision fits the devices' memory.
+    """
+    return JointSearch(problem, time_limit, gap, seed, progress).run()
+
+
+def decision_of(
+    problem: DecisionProblem, placement: Placement, settled: tuple[tuple[Option, tuple[Keep, ...]], ...]
+) -> Decision:
+    """The decision in which every device is settled."""
+    free = [list(members.members) for members in problem.classes]
+    devices = tuple(free[option.cls].pop(0) for option, _ in settled)
+    chunks = CHUNKS[placement]
+    order = [(chunk, r) for chunk in range(chunks) for r in range(len(settled))]
+    if placement == "v":
+        order = [(chunk, r if chunk == 0 else len(settled) - 1 - r) for chunk, r in order]
+    segments = [settled[r][0].segments[chunk] for chunk, r in order]
+    keep = tuple(settled[r][1][chunk] for chunk, r in order)
+    return Decision(placement, devices, tuple(end - first for first, end in segments), keep)
+
+
+def seeds(problem: DecisionProblem) -> Iterator[Decision]:
+    """First guesses: even and balanced splits on the first devices, plain, and with everything recomputed."""
+    costs = [layer.cost for layer in problem.profile.layers]
+    devices = tuple(range(problem.num_devices))
+    for placement, keep in product(problem.placements, problem.keeps):
+        stages = CHUNKS[placement] * problem.num_devices
+        splits = [problem.split] if problem.split is not None else []
+        if not splits:
+            splits = [balanced_split(costs, stages), even_split(len(costs), stages)]
+        for split in dict.fromkeys(splits):
+            assert split is not None
+            yield Decision(placement, devices, split, (keep,) * stages)
+
+
+def count_decisions(problem: DecisionProblem) -> int:
+    """How many decisions a problem allows, devices that can change places counted once."""
+    n, p = len(problem.profile.layers), problem.num_devices
+    orders = _orders(tuple(len(cls.members) for cls in problem.classes), p) if not problem.fixed_order else 1
+    total = 0
+    for placement in problem.placements:
+        stages = CHUNKS[placement] * p
+        splits = 1 if problem.split is not None else math.comb(n - 1, stages - 1)
+        total += splits * orders * len(problem.keeps) ** stages
+    return total
+
+
+def _orders(sizes: tuple[int, ...], places: int) -> int:
+    """Words of a length over an alphabet whose letters may be used up to ``sizes`` times each."""
+    ways = [1.0] + [0.0] * places
+    # Exponential generating functions: the product of sum x^k / k!, times places!.
+    for size in sizes:
+        ways = [
+            sum(ways[k - used] / math.factorial(used) for used in range(min(size, k) + 1))
+            for k in range(places + 1)
+        ]
+    return round(ways[places] * math.factorial(places))
