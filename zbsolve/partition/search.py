@@ -1,13 +1,15 @@
 """Best first over families of decisions: split, device order, placement, activations and passes.
 
-The search keeps a queue of families (:mod:`zbsolve.partition.relaxation`), each with a lower bound for all
+The search keeps families (:mod:`zbsolve.partition.relaxation`) in a queue, each with a lower bound for all
 its members, and takes the one with the least first. A family with free devices is divided by what the next
 device gets. A single decision is a scheduling instance: its bound is raised by the combinatorial bounds of
-that instance, then by the solver, for longer each time its turn comes.
+that instance, then by the solver, for longer each time its turn comes. While the solver is at the decision
+with the least bound, part of the time goes to dividing on, and part to the decisions on which the heuristic
+did best: a better plan closes more than any bound.
 
-The joint certificate: every decision is a member of a family still in the queue, of one that was closed
+The joint certificate: every decision is a member of a family still in a queue, of one that was closed
 because its bound reached the best cost known then, or it was solved to a proven optimum. So the least
-bound in the queue, or the best cost where that is less, is a lower bound for the whole decision.
+bound in the queues, or the best cost where that is less, is a lower bound for the whole decision.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 # Seconds that the solver gets on one decision, each time its turn comes.
 SLICES = (1.0, 4.0, 15.0, 60.0)
+
+# How the time is shared while a single decision has the least bound.
+SHARES = {"prove": 0.5, "explore": 0.25, "improve": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class _Entry:
     tail: float = field(compare=False, default=0.0)
     settled: tuple[tuple[Option, tuple[Keep, ...]], ...] = field(compare=False, default=())
     decision: Decision | None = field(compare=False, default=None)
+    cost: float = field(compare=False, default=math.inf)
     turns: int = field(compare=False, default=0)
 
 
@@ -112,7 +118,9 @@ class JointSearch:
         self.plan: Plan | None = None
         self.decision: Decision | None = None
         self.examined = 0
-        self.queue: list[_Entry] = []
+        self.families: list[_Entry] = []
+        self.singles: list[_Entry] = []
+        self.spent = dict.fromkeys(SHARES, 0.0)
         self.stuck = math.inf  # least bound of a decision that the solver could not close
         self._numbers = count()
         self._seen: set[Decision] = set()
@@ -127,8 +135,7 @@ class JointSearch:
     @property
     def bound(self) -> float:
         """The joint lower bound so far."""
-        queued = self.queue[0].bound if self.queue else math.inf
-        return min(self.cost, self.stuck, queued)
+        return min(self.cost, self.stuck, _least(self.families), _least(self.singles))
 
     def _closed(self, bound: float) -> bool:
         """Whether nothing above ``bound`` improves on the best plan (float64 rounding is no gain)."""
@@ -144,7 +151,7 @@ class JointSearch:
             self.progress(
                 f"{self.time_limit - self.left:.1f} s: best {self.cost:.6g} {unit}, joint bound "
                 f"{self.bound:.6g}, "
-                f"{self.examined} decisions examined, {len(self.queue)} families open"
+                f"{self.examined} decisions examined, {len(self.families)} families open"
             )
 
     # --- single decisions ------------------------------------------------------------------------------
@@ -174,24 +181,18 @@ class JointSearch:
             if schedule.cost(self.problem.objective) < self.cost:
                 self._keep(decision, certify(instance, schedule, self.problem.objective, "heuristic"))
         if not self._closed(bound):
-            self._push(_Entry(bound, 1, 0, decision.placement, decision=decision))
+            entry = _Entry(bound, 1, next(self._numbers), decision.placement, decision=decision, cost=cost)
+            heapq.heappush(self.singles, entry)
 
     def _keep(self, decision: Decision, plan: Plan) -> None:
         if plan.cost < self.cost:
             self.cost, self.plan, self.decision = plan.cost, plan, decision
             self._say()
 
-    def _push(self, entry: _Entry) -> None:
-        entry.number = next(self._numbers)
-        heapq.heappush(self.queue, entry)
-
     def _solve(self, entry: _Entry) -> None:
         """Give the solver its next slice of time on one decision."""
         assert entry.decision is not None
-        limit = min(SLICES[entry.turns], self.left)
-        if limit <= 0:
-            heapq.heappush(self.queue, entry)
-            return
+        limit = max(0.01, min(SLICES[entry.turns], self.left))
         instance = self.problem.instance(entry.decision)
         mine = self.plan if self.decision == entry.decision else None
         result = solve(
@@ -204,12 +205,13 @@ class JointSearch:
         if result.interrupted:
             raise KeyboardInterrupt
         self._keep(entry.decision, result.plan)
+        entry.cost = min(entry.cost, result.plan.cost)
         entry.bound = max(entry.bound, result.plan.lower_bound)
         entry.turns += 1
         if result.plan.status == "optimal" or self._closed(entry.bound):
             return
         if entry.turns < len(SLICES):
-            self._push(entry)
+            heapq.heappush(self.singles, entry)
         else:
             self.stuck = min(self.stuck, entry.bound)
 
@@ -243,9 +245,11 @@ class JointSearch:
                     self._examine(decision_of(self.problem, entry.placement, settled), bound)
                     continue
                 behind = tail + (back(first) if entry.settled else first.min_backward)
-                self._push(
-                    _Entry(bound, -len(settled), 0, entry.placement, option.after, past, behind, settled)
+                number = next(self._numbers)
+                family = _Entry(
+                    bound, -len(settled), number, entry.placement, option.after, past, behind, settled
                 )
+                heapq.heappush(self.families, family)
 
     def run(self) -> JointResult:
         """Search until the gap or the time limit is reached."""
@@ -259,16 +263,11 @@ class JointSearch:
             for state in relaxation.starts():
                 bound = relaxation.to_go(state)
                 if not self._closed(bound):
-                    self._push(_Entry(bound, 0, 0, placement, state))
+                    entry = _Entry(bound, 0, next(self._numbers), placement, state)
+                    heapq.heappush(self.families, entry)
         said = self.left
-        while self.queue and not self._done() and self.left > 0:
-            entry = heapq.heappop(self.queue)
-            if self._closed(entry.bound):
-                continue
-            if entry.decision is None:
-                self._divide_or_restore(relaxations[entry.placement], entry)
-            else:
-                self._solve_or_restore(entry)
+        while not self._done() and self.left > 0 and (self.families or self.singles):
+            self._step(relaxations)
             if said - self.left > 1.0:
                 said = self.left
                 self._say()
@@ -285,19 +284,30 @@ class JointSearch:
             seconds=self.time_limit - self.left,
         )
 
-    def _divide_or_restore(self, relaxation: Relaxation, entry: _Entry) -> None:
+    def _step(self, relaxations: dict[Placement, Relaxation]) -> None:
+        """Divide the family with the least bound, or give the solver a decision, by shares of the time."""
+        action = "explore"
+        if _least(self.singles) < _least(self.families):
+            possible = [a for a in SHARES if a != "explore" or self.families]
+            action = min(possible, key=lambda a: self.spent[a] / SHARES[a])
+        if action == "improve":
+            entry = min(self.singles, key=lambda single: (single.turns > 1, single.cost, single.number))
+            self.singles.remove(entry)
+            heapq.heapify(self.singles)
+        else:
+            entry = heapq.heappop(self.families if action == "explore" else self.singles)
+        if self._closed(entry.bound):
+            return
+        began = time.monotonic()
         try:
-            self._divide(relaxation, entry)
+            if entry.decision is None:
+                self._divide(relaxations[entry.placement], entry)
+            else:
+                self._solve(entry)
         except KeyboardInterrupt:
-            heapq.heappush(self.queue, entry)
+            heapq.heappush(self.families if entry.decision is None else self.singles, entry)
             self._stop()
-
-    def _solve_or_restore(self, entry: _Entry) -> None:
-        try:
-            self._solve(entry)
-        except KeyboardInterrupt:
-            heapq.heappush(self.queue, entry)
-            self._stop()
+        self.spent[action] += time.monotonic() - began
 
     def _stop(self) -> None:
         """Ctrl-C: keep what is known, or pass it on when nothing is."""
@@ -306,14 +316,14 @@ class JointSearch:
         self.time_limit = time.monotonic() - self.began
 
     def _statement(self) -> str:
-        open_ = f"{len(self.queue)} families open" if self.queue else "no family open"
+        open_ = f"{len(self.families)} families open" if self.families else "no family open"
         return (
             f"{self.examined} decisions examined one by one, others bounded by families (work, round trip "
             f"and memory of each device, least over all ways to deal out the layers); {open_}"
         )
 
     def _no_plan(self) -> InfeasibleError:
-        if self.left <= 0 and self.queue:
+        if self.left <= 0 and (self.families or self.singles):
             return InfeasibleError(
                 f"no decision that fits was found in {self.time_limit:g} s and none was proven impossible: "
                 "raise the time limit"
@@ -323,6 +333,10 @@ class JointSearch:
             "infeasible: no split of the layers fits the devices' memory"
             f"{reason}: use more devices, or allow recompute or offload"
         )
+
+
+def _least(queue: list[_Entry]) -> float:
+    return queue[0].bound if queue else math.inf
 
 
 def decide(
