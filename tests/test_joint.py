@@ -17,6 +17,7 @@ from zbsolve.partition.layers import Keep, Layer, LayerProfile
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
 from zbsolve.partition.search import JointResult, count_decisions, decide
+from zbsolve.partition.settled import settled_bound
 from zbsolve.plan import check_plan
 
 TIMES = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])
@@ -120,6 +121,49 @@ def test_no_family_bound_is_above_its_best_member(problem: DecisionProblem) -> N
         if bound == relaxation.to_go_after and problem.objective == "span":
             continue
         assert min(map(bound, relaxation.starts())) <= best + 1e-9
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(problems())
+def test_settled_devices_bound_every_decision_that_begins_with_them(problem: DecisionProblem) -> None:
+    """For each first device: the bound of it alone in the pipeline is not above its best member."""
+    best: dict[tuple[int, ...], float] = {}
+    for decision in every_decision(problem):
+        cost = getattr(brute_force(problem.instance(decision)), problem.objective)
+        key = _first_device(problem, decision)
+        best[key] = min(cost, best.get(key, math.inf))
+    (placement,) = problem.placements
+    relaxation = Relaxation(problem, placement, math.inf)
+    for start in relaxation.starts():
+        for option in relaxation.options(start):
+            if sum(option.after.used) == problem.num_devices:
+                continue
+            for keep in relaxation.keeps():
+                if math.isinf(relaxation.alone(option, keep, 0.0, 0.0)):
+                    continue
+                key = (
+                    option.cls,
+                    start.middle,
+                    *(x for s in option.segments for x in s),
+                    *map(KEEPS.index, keep),
+                )
+                assert settled_bound(relaxation, ((option, keep),)) <= best.get(key, math.inf) + 1e-9
+
+
+KEEPS = tuple(Keep)
+
+
+def _first_device(problem: DecisionProblem, decision: Decision) -> tuple[int, ...]:
+    """The class, the layers and the keeps of the pipeline's first device, as the search would settle them."""
+    ends = [0]
+    for size in decision.split:
+        ends.append(ends[-1] + size)
+    p, n = problem.num_devices, len(problem.profile.layers)
+    chunks = [0] if decision.placement == "linear" else [0, p if decision.placement == "loop" else 2 * p - 1]
+    cls = next(c for c, k in enumerate(problem.classes) if decision.devices[0] in k.members)
+    middle = ends[p] if decision.placement == "loop" else n
+    segments = [x for s in chunks for x in (ends[s], ends[s + 1])]
+    return (cls, middle, *segments, *(KEEPS.index(decision.keep[s]) for s in chunks))
 
 
 def equal_layers(blocks: int, head: float, **extra: float) -> LayerProfile:

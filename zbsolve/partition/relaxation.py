@@ -171,7 +171,7 @@ class Relaxation:
         chunks = self._chunks(option, keep)
         static = sum(self.problem.static(*segment) for segment in option.segments)
         cap = self.problem.classes[option.cls].memory
-        between, after = self._way(option) if self.chunks == 2 else ((0.0, 0.0), trip)
+        between, after = self.way(option) if self.chunks == 2 else ((0.0, 0.0), trip)
         instance = outline(chunks, self.m, head, tail, between, after, static, cap)
         if cap < math.inf and not instance.fits(0, serial_program(instance, 0)[0]):
             return math.inf
@@ -179,7 +179,7 @@ class Relaxation:
         area = memory_area_bound(instance, 0, self.problem.objective)
         return value if area is None else max(value, area.value)
 
-    def _way(self, option: Option) -> tuple[tuple[float, float], float]:
+    def way(self, option: Option) -> tuple[tuple[float, float], float]:
         """Shortest (F, backward) chains between a device's two chunks, and on from the second and back."""
         r, n, hop = sum(option.after.used) - 1, self.layers, self._least_hop
         (_, end), (second, stop) = option.segments
@@ -191,6 +191,20 @@ class Relaxation:
         )
         f, b = self._between_f[n] - self._between_f[stop], self._between_b[n] - self._between_b[stop]
         return between, f + b + 2 * on * hop
+
+    def way_round(self, option: Option, settled: int) -> tuple[float, float]:
+        """Loop: shortest (F, backward) chains from the last settled first chunk to the first second chunk."""
+        hops, end = (self.p - settled + 1) * self._least_hop, option.segments[0][1]
+        middle = option.after.middle
+        return (
+            self._between_f[middle] - self._between_f[end] + hops,
+            self._between_b[middle] - self._between_b[end] + hops,
+        )
+
+    def class_hop(self, option: Option, following: Option, chunk: int) -> float:
+        """Hop between the same chunks of two devices that follow each other in the pipeline."""
+        first = following if chunk and self.placement == "v" else option
+        return self._hops[option.cls, following.cls][first.segments[chunk][1] - 1]
 
     # --- chains ---------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from zbsolve.bounds import best_bound
@@ -28,9 +28,9 @@ from zbsolve.formulation import canonical
 from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.list_scheduler import ListScheduler
 from zbsolve.memory import require_feasible
-from zbsolve.partition.layers import Keep
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
-from zbsolve.partition.relaxation import Option, Relaxation, State
+from zbsolve.partition.relaxation import Relaxation, State
+from zbsolve.partition.settled import Settled, settled_bound
 from zbsolve.partition.splits import balanced_split, even_split
 from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
 from zbsolve.precedence import back
@@ -94,9 +94,11 @@ class _Entry:
     state: State | None = field(compare=False, default=None)
     head: float = field(compare=False, default=0.0)
     tail: float = field(compare=False, default=0.0)
-    settled: tuple[tuple[Option, tuple[Keep, ...]], ...] = field(compare=False, default=())
+    settled: Settled = field(compare=False, default=())
     decision: Decision | None = field(compare=False, default=None)
     cost: float = field(compare=False, default=math.inf)
+    fresh: bool = field(compare=False, default=True)
+    taken: bool = field(compare=False, default=False)
     turns: int = field(compare=False, default=0)
 
 
@@ -119,6 +121,8 @@ class JointSearch:
         self.decision: Decision | None = None
         self.examined = 0
         self.families: list[_Entry] = []
+        self.deepest: list[tuple[int, float, int, _Entry]] = []
+        self.dive = True
         self.singles: list[_Entry] = []
         self.spent = dict.fromkeys(SHARES, 0.0)
         self.stuck = math.inf  # least bound of a decision that the solver could not close
@@ -221,6 +225,13 @@ class JointSearch:
         """Queue the families that differ in what the next device gets."""
         state = entry.state
         assert state is not None
+        if entry.fresh and entry.settled:
+            # Dearer than the other bounds: only now that this family has the least.
+            bound = settled_bound(relaxation, entry.settled)
+            if bound > entry.bound:
+                if not self._closed(bound):
+                    self._push(replace(entry, bound=bound, fresh=False, taken=False))
+                return
         makespan = self.problem.objective == "makespan"
         for option in relaxation.options(state):
             hop = relaxation.hop(state, option.cls)
@@ -249,7 +260,7 @@ class JointSearch:
                 family = _Entry(
                     bound, -len(settled), number, entry.placement, option.after, past, behind, settled
                 )
-                heapq.heappush(self.families, family)
+                self._push(family)
 
     def run(self) -> JointResult:
         """Search until the gap or the time limit is reached."""
@@ -264,7 +275,7 @@ class JointSearch:
                 bound = relaxation.to_go(state)
                 if not self._closed(bound):
                     entry = _Entry(bound, 0, next(self._numbers), placement, state)
-                    heapq.heappush(self.families, entry)
+                    self._push(entry)
         said = self.left
         while not self._done() and self.left > 0 and (self.families or self.singles):
             self._step(relaxations)
@@ -294,8 +305,10 @@ class JointSearch:
             entry = min(self.singles, key=lambda single: (single.turns > 1, single.cost, single.number))
             self.singles.remove(entry)
             heapq.heapify(self.singles)
+        elif action == "explore":
+            entry = self._next_family()
         else:
-            entry = heapq.heappop(self.families if action == "explore" else self.singles)
+            entry = heapq.heappop(self.singles)
         if self._closed(entry.bound):
             return
         began = time.monotonic()
@@ -305,9 +318,35 @@ class JointSearch:
             else:
                 self._solve(entry)
         except KeyboardInterrupt:
-            heapq.heappush(self.families if entry.decision is None else self.singles, entry)
+            if entry.decision is None:
+                self._push(replace(entry, taken=False))
+            else:
+                heapq.heappush(self.singles, entry)
             self._stop()
         self.spent[action] += time.monotonic() - began
+
+    def _push(self, family: _Entry) -> None:
+        heapq.heappush(self.families, family)
+        heapq.heappush(self.deepest, (family.depth, family.bound, family.number, family))
+
+    def _next_family(self) -> _Entry:
+        """By turns the family with the least bound, and the most settled one: plans are found at the end.
+
+        Each is in two queues; whoever is taken from one is passed over in the other.
+        """
+        self.dive = not self.dive
+        entry = heapq.heappop(self.families)
+        while self.dive and self.deepest:
+            deep = heapq.heappop(self.deepest)[-1]
+            if not deep.taken:
+                if deep is not entry:
+                    heapq.heappush(self.families, entry)
+                entry = deep
+                break
+        entry.taken = True
+        while self.families and self.families[0].taken:
+            heapq.heappop(self.families)
+        return entry
 
     def _stop(self) -> None:
         """Ctrl-C: keep what is known, or pass it on when nothing is."""
@@ -364,9 +403,7 @@ def decide(
     return JointSearch(problem, time_limit, gap, seed, progress).run()
 
 
-def decision_of(
-    problem: DecisionProblem, placement: Placement, settled: tuple[tuple[Option, tuple[Keep, ...]], ...]
-) -> Decision:
+def decision_of(problem: DecisionProblem, placement: Placement, settled: Settled) -> Decision:
     """The decision in which every device is settled."""
     free = [list(members.members) for members in problem.classes]
     devices = tuple(free[option.cls].pop(0) for option, _ in settled)
