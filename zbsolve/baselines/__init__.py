@@ -2,6 +2,7 @@
 
 from zbsolve.baselines.automatic import ZB_1P, ZB_2P
 from zbsolve.baselines.base import Baseline
+from zbsolve.baselines.building_block import V_HALF, V_MIN
 from zbsolve.baselines.gpipe import GPIPE
 from zbsolve.baselines.one_f_one_b import INTERLEAVED, ONE_F_ONE_B
 from zbsolve.baselines.zb_v import ZB_V
@@ -20,6 +21,8 @@ BASELINES: dict[str, Baseline] = {
         ZB_1P,
         ZB_2P,
         ZB_V,
+        V_HALF,
+        V_MIN,
     )
 }
 
