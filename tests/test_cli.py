@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from zbsolve import cli
+from zbsolve.cli import inputs, running
 from zbsolve.instance import equal_stages, load_instance
 from zbsolve.plan import Plan, load_plan
 from zbsolve.simulator import simulate
@@ -135,7 +136,7 @@ def test_profile_refuses_a_bad_cap_before_it_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runtime is not even loaded."""
-    monkeypatch.setattr(cli, "_runtime", lambda: pytest.fail("loaded the runtime"))
+    monkeypatch.setattr(running, "load_runtime", lambda: pytest.fail("loaded the runtime"))
     result = invoke("profile", "gpt", "-o", tmp_path / "x.json", "--memory-cap", "abc")
     assert result.exit_code == 2
     assert "--memory-cap abc" in one_line(result)
@@ -269,10 +270,10 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
 
 def test_shipped_instances_load_by_name() -> None:
     """Every instance that ships is readable by its bare name."""
-    names = cli._shipped_instances()
+    names = inputs.shipped_instances()
     assert len(names) == 24 + 9 + 12  # the published cells, the V cells, the unequal profile
     for name in names:
-        assert cli._load_instance(name).num_devices >= 1
+        assert inputs.load_instance(name).num_devices >= 1
 
 
 # --- outputs -------------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""``export`` and ``import``: other stacks' formats."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zbsolve.cli.base import command
+from zbsolve.cli.inputs import (
+    CapOption,
+    ExportFormat,
+    JsonOption,
+    Objective,
+    ObjectiveOption,
+    PlanArgument,
+    PlanOutput,
+    check_writable,
+    load_instance,
+    require_valid,
+)
+from zbsolve.cli.planning import print_plan
+from zbsolve.errors import InfeasibleError, InputError
+
+logger = logging.getLogger(__name__)
+
+
+@command("export")
+def export_command(
+    plan: PlanArgument,
+    format_: Annotated[
+        ExportFormat, typer.Option("--format", help="Format of the other stack.")
+    ] = ExportFormat.torch_csv,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="x.csv", help="Write here, not to stdout.")
+    ] = None,
+) -> None:
+    """Write a plan's orders for another stack.
+
+    torch-csv is what torch 2.6 and later load as "compute_only". There, stage 0 has no split backward unless
+    the model brings its own: its I does nothing and its W runs the whole backward.
+    """
+    from zbsolve.files import write_text_atomically
+    from zbsolve.plan import load_plan
+    from zbsolve.torch_csv import export_torch_csv
+
+    check_writable(output)
+    loaded = load_plan(plan)
+    require_valid(loaded, plan)
+    logger.debug("format %s", format_.value)
+    text = export_torch_csv(loaded.instance, loaded.schedule().orders)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text_atomically(output, text)
+        typer.echo(f"wrote {output}")
+
+
+@command("import")
+def import_command(
+    file: Annotated[str, typer.Argument(metavar="x.csv", help="torch compute-only schedule CSV.")],
+    instance: Annotated[
+        str, typer.Option("--instance", "-i", metavar="I.json", help="Instance that it is for.")
+    ],
+    objective: ObjectiveOption = Objective.makespan,
+    memory_cap: CapOption = None,
+    output: PlanOutput = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make another stack's schedule a plan: checked and timed."""
+    from zbsolve.simulator import simulate_for
+    from zbsolve.solver import certify
+    from zbsolve.torch_csv import import_torch_csv
+
+    check_writable(output)
+    problem = load_instance(instance)
+    if memory_cap is not None:
+        problem = problem.with_memory_cap(memory_cap)
+    try:
+        text = Path(file).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"{file}: cannot be read ({reason}): give a CSV file") from None
+    orders = import_torch_csv(text, problem, file)
+    try:
+        schedule = simulate_for(problem, orders, objective.value)
+        plan = certify(problem, schedule, objective.value, f"imported from {Path(file).name}")
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{file}: {error}") from None
+    if output is not None:
+        plan.save(output)
+    if as_json:
+        typer.echo(plan.to_json(), nl=False)
+    else:
+        print_plan(plan)
+        if output is not None:
+            typer.echo(f"plan: {output}")

@@ -1,0 +1,156 @@
+"""What several commands read: options, files, and the checks made before any work."""
+
+from __future__ import annotations
+
+import math
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zbsolve.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from zbsolve.instance import Instance
+    from zbsolve.plan import Plan
+
+
+class Objective(StrEnum):
+    """What a solver minimises."""
+
+    makespan = "makespan"
+    span = "span"
+
+
+class Placement(StrEnum):
+    """Which device holds which stage."""
+
+    linear = "linear"
+    loop = "loop"
+    v = "v"
+
+
+class Split(StrEnum):
+    """How a stage's backward is split into B and W."""
+
+    auto = "auto"
+    deferred = "deferred"
+    generic = "generic"
+
+
+class Backend(StrEnum):
+    """Transport between the processes."""
+
+    auto = "auto"
+    gloo = "gloo"
+    nccl = "nccl"
+
+
+class ExportFormat(StrEnum):
+    """Formats of other stacks."""
+
+    torch_csv = "torch-csv"
+
+
+def shipped_instances() -> dict[str, Any]:
+    from importlib.resources import files
+
+    found = {}
+    for entry in files("zbsolve.instances").iterdir():
+        if entry.name.endswith(".json") and entry.name != "known.json":
+            found[entry.name.removesuffix(".json")] = entry
+    return dict(sorted(found.items()))
+
+
+def load_instance(name: str) -> Instance:
+    """An instance file, or one that ships with the package, by its name."""
+    from importlib.resources import as_file
+
+    from zbsolve.instance import load_instance
+
+    if not name or (not Path(name).exists() and "/" not in name and not name.endswith(".json")):
+        shipped = shipped_instances()
+        if name not in shipped:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, shipped, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(shipped)}"
+            raise InputError(f"{name!r}: no such file and no shipped instance: give a file, or {hint}")
+        with as_file(shipped[name]) as path:
+            return load_instance(path)
+    return load_instance(name)
+
+
+def schema_of(path: str) -> str:
+    from zbsolve.instance import read_json
+
+    data = read_json(path)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    kinds = {"zbsolve.instance/1": "instance", "zbsolve.plan/1": "plan", "zbsolve.trace/1": "trace"}
+    if schema not in kinds:
+        raise InputError(f"{path}: schema: is {schema!r}: give one of {', '.join(kinds)}")
+    return kinds[schema]
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse an output that cannot be written before the work is done, not after."""
+    from zbsolve.files import is_special
+
+    if path is None:
+        return
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: cannot be written: choose another place")
+        return
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder: give a file name")
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: there is no folder {folder}: create it or choose another place")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
+
+
+def require_positive(value: float, option: str) -> None:
+    if not 0 < value < math.inf:
+        raise InputError(f"{option} {value:g}: give a positive number of seconds")
+
+
+def integers(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1:
+        raise InputError(f"{option} {text}: give whole numbers from 1, separated by commas, such as 3,3,2")
+    return values
+
+
+InstanceArgument = Annotated[str, typer.Argument(metavar="I.json", help="Instance file or shipped name.")]
+PlanArgument = Annotated[str, typer.Argument(metavar="P.json", help="Plan file.")]
+ObjectiveOption = Annotated[Objective, typer.Option(help="Cost to minimise.")]
+CapOption = Annotated[
+    str | None,
+    typer.Option(metavar="X|1p|2p|none", help="Replace the instance's memory cap on every device."),
+]
+SolverOption = Annotated[
+    str, typer.Option(metavar="NAME", help="auto, cpsat, milp, heuristic, or a baseline's name such as 1f1b.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Random seed.")]
+PlanOutput = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the plan here.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+LimitOption = Annotated[float, typer.Option(metavar="S", help="Seconds to search.")]
+
+
+def require_valid(plan: Plan, where: str) -> None:
+    from zbsolve.plan import check_plan
+
+    violations = check_plan(plan)
+    if violations:
+        raise InfeasibleError(f"{where}: not valid: {violations[0]} (zbsolve check lists every violation)")

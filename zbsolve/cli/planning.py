@@ -1,0 +1,204 @@
+"""``solve``, ``compare`` and ``check``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.inputs import (
+    CapOption,
+    InstanceArgument,
+    JsonOption,
+    LimitOption,
+    Objective,
+    ObjectiveOption,
+    PlanArgument,
+    PlanOutput,
+    SeedOption,
+    SolverOption,
+    check_writable,
+    load_instance,
+    require_valid,
+    schema_of,
+)
+from zbsolve.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from zbsolve.instance import Instance
+    from zbsolve.plan import Plan
+    from zbsolve.report.comparison import ComparisonTable
+    from zbsolve.solver import Progress, SolveResult
+
+
+def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
+    from zbsolve.solver import solve
+
+    unit, objective = instance.time_unit, options["objective"]
+    with status(f"solving {instance.name} …") as update:
+
+        def show(progress: Progress) -> None:
+            update(
+                f"solving {instance.name}: {progress.seconds:.1f} s, {objective} {progress.cost:.6g} {unit}, "
+                f"bound {progress.bound:.6g}, gap {progress.gap:.2%} ({progress.who})"
+            )
+
+        return solve(instance, progress=show, **options)
+
+
+@command("solve")
+def solve_command(
+    instance: InstanceArgument,
+    objective: ObjectiveOption = Objective.makespan,
+    memory_cap: CapOption = None,
+    solver: SolverOption = "auto",
+    time_limit: LimitOption = 60.0,
+    seed: SeedOption = 0,
+    gap: Annotated[float, typer.Option(min=0.0, help="Stop when (cost - bound) / cost is this small.")] = 0.0,
+    deterministic: Annotated[bool, typer.Option(help="Same seed, same bytes; no wall-clock limits.")] = False,
+    output: PlanOutput = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the best plan for an instance, and prove how good it is."""
+    check_writable(output)
+    problem = load_instance(instance)
+    if memory_cap is not None:
+        problem = problem.with_memory_cap(memory_cap)
+    result = solve_with_progress(
+        problem,
+        objective=objective.value,
+        solver=solver,
+        time_limit=time_limit,
+        seed=seed,
+        deterministic=deterministic,
+        gap=gap,
+    )
+    if output is not None:
+        result.plan.save(output)
+    if result.interrupted:
+        typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
+    if as_json:
+        typer.echo(result.plan.to_json(), nl=False)
+    else:
+        print_plan(result.plan)
+        if output is not None:
+            typer.echo(f"plan: {output}")
+
+
+def print_plan(plan: Plan) -> None:
+    from zbsolve.report.comparison import gain_text, one_f_one_b_cost
+    from zbsolve.report.text import certificate_table, memory_table
+
+    console = make_console()
+    console.print(certificate_table(plan))
+    reference, reason = one_f_one_b_cost(plan.instance, plan.objective)
+    if reference is None:
+        typer.echo(f"gain over 1F1B: none to state: {reason}")
+    else:
+        gain = (reference - plan.cost) / reference if reference else 0.0
+        typer.echo(
+            f"gain over 1F1B: {gain_text(gain)} ({plan.objective} {plan.cost:.6g} against {reference:.6g} "
+            f"{plan.instance.time_unit})"
+        )
+    console.print(memory_table(plan))
+
+
+@command("compare")
+def compare_command(
+    instance: Annotated[
+        str, typer.Argument(metavar="I.json", help="Instance file or shipped name, or a plan file.")
+    ],
+    objective: ObjectiveOption = Objective.makespan,
+    memory_cap: CapOption = None,
+    solver: SolverOption = "auto",
+    time_limit: LimitOption = 30.0,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Set every applicable baseline beside the solved plan.
+
+    All on the same instance, with what the solved plan gains over 1F1B. A plan file is compared as it is:
+    what else is said about solving does not count then.
+    """
+    from zbsolve.plan import load_plan
+    from zbsolve.report.comparison import compare_with_baselines
+
+    if Path(instance).is_file() and schema_of(instance) == "plan":
+        if memory_cap is not None:
+            raise InputError(f"{instance}: is a plan, made under its own cap: leave out --memory-cap")
+        plan = load_plan(instance)
+        require_valid(plan, instance)
+    else:
+        problem = load_instance(instance)
+        if memory_cap is not None:
+            problem = problem.with_memory_cap(memory_cap)
+        plan = solve_with_progress(
+            problem, objective=objective.value, solver=solver, time_limit=time_limit, seed=seed
+        ).plan
+    table = compare_with_baselines(plan)
+    if as_json:
+        typer.echo(json.dumps({**table.to_json_dict(), **certificate_of(plan)}, indent=1))
+    else:
+        _print_comparison(table, plan)
+
+
+def certificate_of(plan: Plan) -> dict[str, Any]:
+    data = plan.to_json_dict()
+    return {key: data[key] for key in ("objective", "status", "lower_bound", "gap", "bound_proof")}
+
+
+def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
+    from zbsolve.report.text import comparison_table
+
+    make_console().print(comparison_table(table, plan))
+    typer.echo(
+        f"{plan.objective} {plan.cost:.6g} {plan.instance.time_unit}: {plan.status}, gap {plan.gap:.3%} "
+        f"({plan.bound_proof.method})"
+    )
+    if table.one_f_one_b:
+        typer.echo(table.one_f_one_b)
+    solved = table.rows[-1]
+    fitting = [row for row in table.rows[:-1] if row.fits_cap]
+    if fitting:
+        best = min(fitting, key=lambda row: getattr(row, plan.objective))
+        gain = 1 - plan.cost / getattr(best, plan.objective) if plan.cost else 0.0
+        from zbsolve.report.comparison import gain_text
+
+        typer.echo(f"{solved.name} over the best baseline that fits ({best.name}): {gain_text(gain)}")
+    else:
+        typer.echo("no baseline fits the cap")
+    for name, rule in table.not_applicable:
+        typer.echo(f"not applicable: {name}: {rule}")
+
+
+@command("check")
+def check_command(plan: PlanArgument) -> None:
+    """Re-check every rule of a plan and re-derive its bound.
+
+    Exit 0, or 1 with violations. A bound that an exact model proved is not re-derived, and that is said.
+    """
+    from zbsolve.plan import check_plan, load_plan
+    from zbsolve.verify import reverify
+
+    loaded = load_plan(plan)
+    violations = check_plan(loaded)
+    # Bounds speak of schedules that keep the rules; a wrong figure is no reason not to re-derive them.
+    bound = None if any(v.rule != "figures" for v in violations) else reverify(loaded)
+    if bound is not None and bound.violation is not None:
+        violations.append(bound.violation)
+    for violation in violations:
+        typer.echo(str(violation))
+    if violations:
+        count = f"{len(violations)} violations" if len(violations) > 1 else "1 violation"
+        raise InfeasibleError(f"{plan}: not valid: {count}")
+    assert bound is not None
+    actions = sum(len(program.actions) for program in loaded.programs)
+    tasks = sum(1 for _ in loaded.schedule())
+    typer.echo(
+        f"{plan}: valid: {tasks} tasks and {(actions - tasks) // 2} messages on "
+        f"{len(loaded.programs)} devices break no rule and cannot deadlock"
+    )
+    typer.echo(bound.sentence)

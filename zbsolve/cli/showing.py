@@ -1,0 +1,137 @@
+"""``show``: pictures and tables of a plan, an instance or a measured run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.inputs import check_writable, load_instance, schema_of
+from zbsolve.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from zbsolve.plan import Plan
+    from zbsolve.trace import Trace
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@command("show")
+def show_command(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Plan, instance (or shipped name), or trace file.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="x.png|svg|pdf|trace.json", help="Write a picture or a trace."
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="T.json", help="Show this measured run over the plan.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=40, help="Columns of the text chart.")] = None,
+) -> None:
+    """Draw a plan, an instance or a measured run.
+
+    A plan: Gantt chart to scale and in-flight memory against the cap. An instance: its stages.
+    """
+    check_writable(output)
+    if output is not None and output.suffix not in PICTURES and not output.name.endswith(".trace.json"):
+        raise InputError(f"{output}: unknown format: use {', '.join(PICTURES)} or .trace.json")
+    kind = schema_of(file) if Path(file).exists() or file.endswith(".json") else "instance"
+    if trace is not None and kind != "plan":
+        raise InputError(f"{file}: is no plan: --trace shows a run over the plan that was run")
+    show = {"plan": _show_plan, "instance": _show_instance, "trace": _show_trace}[kind]
+    show(file, output, trace, width)
+    if output is not None:
+        typer.echo(f"wrote {output}")
+
+
+def _show_plan(file: str, output: Path | None, trace_file: str | None, width: int | None) -> None:
+    from zbsolve.plan import load_plan
+    from zbsolve.schedule import check
+    from zbsolve.trace import compare, load_trace
+
+    plan = load_plan(file)
+    violations = check(plan.instance, plan.schedule())
+    if violations:
+        raise InfeasibleError(
+            f"{file}: cannot be drawn: {violations[0]} (zbsolve check lists every violation)"
+        )
+    trace = None if trace_file is None else load_trace(trace_file)
+    if trace is not None:
+        try:
+            compare(plan, trace)
+        except InputError as error:  # a trace of another plan
+            raise InputError(f"{trace_file}: {error}") from None
+    if output is None:
+        _print_gantt(plan, trace, width)
+    elif output.suffix in PICTURES:
+        from zbsolve.report.figures import save_plan_figure
+
+        with status(f"drawing {output} …"):
+            save_plan_figure(output, plan, trace)
+    else:
+        from zbsolve.report.chrome_trace import chrome_trace, save_chrome_trace
+
+        save_chrome_trace(output, chrome_trace(plan, trace))
+
+
+def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
+    from zbsolve.report.text import certificate_table, gantt, memory_table
+    from zbsolve.report.timeline import measured_schedule
+
+    console = make_console()
+    lanes = [("predicted", plan.schedule())]
+    if trace is not None:
+        lanes.append(("measured", measured_schedule(plan.instance, trace.median_step)))
+    for line in gantt(plan.instance, lanes, width or console.width):
+        console.print(line, soft_wrap=True)
+    console.print(certificate_table(plan))
+    console.print(memory_table(plan))
+
+
+def _show_instance(file: str, output: Path | None, _trace: str | None, _width: int | None) -> None:
+    instance = load_instance(file)
+    if output is None:
+        from zbsolve.report.text import device_table, instance_table
+
+        console = make_console()
+        console.print(instance_table(instance))
+        console.print(device_table(instance))
+    elif output.suffix in PICTURES:
+        from zbsolve.report.figures import save_instance_figure
+
+        save_instance_figure(output, instance)
+    else:
+        raise InputError(f"{file}: an instance has no timeline for {output}: solve it first")
+
+
+def _show_trace(file: str, output: Path | None, _trace: str | None, width: int | None) -> None:
+    from zbsolve.report.timeline import instance_of_trace, measured_schedule
+    from zbsolve.trace import load_trace
+
+    trace = load_trace(file)
+    instance = instance_of_trace(trace)
+    if output is None:
+        from zbsolve.report.text import gantt, gradients_text
+
+        console = make_console()
+        lanes = [("measured", measured_schedule(instance, trace.median_step))]
+        for line in gantt(instance, lanes, width or console.width):
+            console.print(line, soft_wrap=True)
+        typer.echo(
+            f"measured makespan {trace.makespan:.6g} {trace.time_unit}, median of {len(trace.steps)} steps "
+            f"({trace.mode}, {trace.hardware}); gradients: {gradients_text(trace)}"
+        )
+    elif output.suffix in PICTURES:
+        from zbsolve.report.figures import save_trace_figure
+
+        save_trace_figure(output, instance, trace)
+    else:
+        from zbsolve.report.chrome_trace import chrome_trace_of_measurement, save_chrome_trace
+
+        save_chrome_trace(output, chrome_trace_of_measurement(instance, trace))
