@@ -139,6 +139,21 @@ class Cluster(_FileModel):
             return link
         return Link(latency=self.latency[a][b], bandwidth=link.bandwidth)
 
+    def part(self, first: int, count: int) -> Cluster:
+        """The cluster of ``count`` devices from the ``first`` on, in the order of the file."""
+        chosen = range(first, first + count)
+        groups = tuple(
+            DeviceGroup(
+                name=device.name.partition(" #")[0],
+                speed=device.speed,
+                memory=None if device.memory == float("inf") else device.memory,
+                node=device.node,
+            )
+            for device in self.each[first : first + count]
+        )
+        rows = self.latency and tuple(tuple(self.latency[a][b] for b in chosen) for a in chosen)
+        return _rebuilt(self, devices=groups, latency=rows)
+
     def with_memory(self, factor: float) -> Cluster:
         """A copy whose devices have ``factor`` times the memory."""
         groups = tuple(

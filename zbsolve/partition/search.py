@@ -112,9 +112,10 @@ class JointSearch:
         gap: float,
         seed: int,
         progress: Callable[[str], None] | None,
+        steps: int | None = None,
     ) -> None:
         self.problem, self.time_limit, self.target, self.seed = problem, time_limit, gap, seed
-        self.progress = progress
+        self.progress, self.steps = progress, steps
         self.began = time.monotonic()
         self.cost = math.inf
         self.plan: Plan | None = None
@@ -175,7 +176,8 @@ class JointSearch:
         bound = max(bound, best_bound(instance, self.problem.objective).value)
         if self._closed(bound):
             return
-        scheduler = ListScheduler(instance, compiled=self.time_limit >= COMPILE_FROM_SECONDS)
+        compiled = self.steps is not None or self.time_limit >= COMPILE_FROM_SECONDS
+        scheduler = ListScheduler(instance, compiled=compiled)
         cost = automatic(scheduler, self.problem.objective, affordable_patiences(instance))
         if self.plan is None and math.isinf(cost):
             self._keep(decision, solve(instance, solver="heuristic", objective=self.problem.objective).plan)
@@ -278,6 +280,10 @@ class JointSearch:
                     self._push(entry)
         said = self.left
         while not self._done() and self.left > 0 and (self.families or self.singles):
+            if self.steps is not None:
+                if self.steps == 0 or not self.families:
+                    break
+                self.steps -= 1
             self._step(relaxations)
             if said - self.left > 1.0:
                 said = self.left
@@ -298,7 +304,7 @@ class JointSearch:
     def _step(self, relaxations: dict[Placement, Relaxation]) -> None:
         """Divide the family with the least bound, or give the solver a decision, by shares of the time."""
         action = "explore"
-        if _least(self.singles) < _least(self.families):
+        if self.steps is None and _least(self.singles) < _least(self.families):
             possible = [a for a in SHARES if a != "explore" or self.families]
             action = min(possible, key=lambda a: self.spent[a] / SHARES[a])
         if action == "improve":
@@ -385,6 +391,7 @@ def decide(
     gap: float = 0.0,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    steps: int | None = None,
 ) -> JointResult:
     """Choose split, devices, placement, activations and order together, with one bound for all of it.
 
@@ -394,13 +401,16 @@ def decide(
         Seconds for everything.
     gap : float
         Stop as soon as (cost - joint bound) / cost is this small.
+    steps : int, optional
+        Stop after dividing this many families, and leave single decisions to the heuristic: the same answer
+        every time, whatever the machine (``time_limit`` then should be out of reach).
 
     Raises
     ------
     InfeasibleError
         No decision fits the devices' memory.
     """
-    return JointSearch(problem, time_limit, gap, seed, progress).run()
+    return JointSearch(problem, time_limit, gap, seed, progress, steps).run()
 
 
 def decision_of(problem: DecisionProblem, placement: Placement, settled: Settled) -> Decision:
