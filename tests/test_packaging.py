@@ -68,7 +68,9 @@ def test_every_import_is_declared() -> None:
         return {re.match(r"[A-Za-z0-9_-]+", text)[0].lower() for text in requirements}
 
     base = names(project["dependencies"]) | {"zbsolve"}
-    allowed = {"zbsolve": base, "formulations": base, "runtime": base | {"torch", "psutil"}}
+    ray = names(project["optional-dependencies"]["ray"])
+    assert ray == {"ray"}
+    allowed = {"zbsolve": base | ray, "formulations": base, "runtime": base | {"torch", "psutil"}}
     assert names(project["optional-dependencies"]["runtime"]) == {"torch", "psutil"}
     for folder, known in allowed.items():
         for inner in python_folders(folder):

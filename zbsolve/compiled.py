@@ -8,13 +8,19 @@ from typing import Any, TypeVar, cast
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+# Loading machine code from numba's cache takes 50 ms: once a process, not once a search.
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
 def compile_loop(function: Function) -> Function:
     """The machine-code version of a function over numpy arrays and scalars, or the function itself.
 
     Called when a long search begins, not at import: numba takes half a second to load.
     """
-    try:
-        from numba import njit
-    except ImportError:
-        return function
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    if function not in _compiled:
+        try:
+            from numba import njit
+        except ImportError:
+            return function
+        _compiled[function] = njit(cache=True, nogil=True)(function)
+    return cast(Function, _compiled[function])

@@ -89,7 +89,7 @@ def sweep_command(
         tuple(load_layers(shipped_or_file(name, "model")) for name in layers),
         load_cluster(shipped_or_file(cluster, "cluster")),
     )
-    _require_one_kind(inputs)
+    inputs.require_one_kind()
     grid = _grid(
         inputs,
         devices,
@@ -124,15 +124,6 @@ def sweep_command(
         _print_sweep(inputs, swept, store)
         if figure is not None:
             typer.echo(f"wrote {figure}")
-
-
-def _require_one_kind(inputs: Inputs) -> None:
-    from zbsolve.partition.layers import join_profiles
-
-    join_profiles([profile.model_copy(update={"microbatch_size": 1}) for profile in inputs.profiles])
-    sizes = [profile.microbatch_size for profile in inputs.profiles]
-    if len(set(sizes)) < len(sizes):
-        raise InputError("sweep: two layer profiles have the same microbatch_size: give one of each")
 
 
 def _grid(

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from zbsolve.cluster import Cluster
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.partition.layers import Keep, LayerProfile
+from zbsolve.partition.layers import Keep, LayerProfile, join_profiles
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.search import decide
 from zbsolve.partition.splits import balanced_split
@@ -111,6 +111,13 @@ class Inputs:
         )
         return nearest.scaled(microbatch_size)
 
+    def require_one_kind(self) -> None:
+        """Refuse profiles in different units, or two for one micro-batch size."""
+        join_profiles([profile.model_copy(update={"microbatch_size": 1}) for profile in self.profiles])
+        sizes = [profile.microbatch_size for profile in self.profiles]
+        if len(set(sizes)) < len(sizes):
+            raise InputError("two layer profiles have the same microbatch_size: give one of each")
+
     def digest(self) -> str:
         """A fingerprint of the inputs and the rules."""
         data = [
@@ -161,15 +168,18 @@ class Outcome:
         return cls(**{**data, **lists})
 
 
-def evaluate(inputs: Inputs, config: Config) -> Outcome:
-    """Cost of one configuration: the slowest replica, and the all-reduce between replicas."""
+def evaluate(inputs: Inputs, config: Config, steps: int = STEPS) -> Outcome:
+    """Cost of one configuration: the slowest replica, and the all-reduce between replicas.
+
+    ``steps``: families that the joint search divides for a replica.
+    """
     profile = inputs.profile(config.microbatch_size)
     cluster = inputs.cluster.with_memory(config.memory)
     parts = [cluster.part(number * config.p, config.p) for number in range(config.d)]
     slowest: tuple[Plan, float, tuple[int, ...], tuple[str, ...]] | None = None
     try:
         for part in dict.fromkeys(parts):
-            found = _replica(profile, part, config)
+            found = _replica(profile, part, config, steps)
             if slowest is None or found[0].makespan > slowest[0].makespan:
                 slowest = found
     except InfeasibleError as error:
@@ -194,12 +204,12 @@ def evaluate(inputs: Inputs, config: Config) -> Outcome:
 
 
 def _replica(
-    profile: LayerProfile, part: Cluster, config: Config
+    profile: LayerProfile, part: Cluster, config: Config, steps: int
 ) -> tuple[Plan, float, tuple[int, ...], tuple[str, ...]]:
     keeps = (Keep.plain, Keep.recompute) if config.recompute else (Keep.plain,)
     problem = DecisionProblem(profile, part, config.p, config.m, placements=(config.placement,), keeps=keeps)
     if config.schedule == "solved":
-        result = decide(problem, time_limit=1e9, steps=STEPS)
+        result = decide(problem, time_limit=1e9, steps=steps)
         kept = tuple(keep.value for keep in result.decision.keep)
         return result.plan, result.lower_bound, result.decision.split, kept
     stages = CHUNKS[config.placement] * config.p
