@@ -7,6 +7,7 @@ boundaries, caches that a longer run of layers warms, and allocator effects are 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -70,6 +71,16 @@ class LayerProfile(BaseModel):
     @classmethod
     def _accept_json_array(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+    def to_json(self) -> str:
+        """The file's text: a line a layer, what is zero or not given left out."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        rows = [
+            json.dumps({k: v for k, v in layer.items() if v != 0 or k in ("t_f", "t_b", "t_w")})
+            for layer in data.pop("layers")
+        ]
+        head = json.dumps(data, indent=1).removesuffix("\n}")
+        return f'{head},\n "layers": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
 
     def scaled(self, microbatch_size: int) -> LayerProfile:
         """The profile for another micro-batch size, every time and activation in proportion.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from statistics import median
+
 from rich.markup import escape
 from rich.table import Table
 
 from zbsolve.instance import place
-from zbsolve.partition.layers import Keep
+from zbsolve.partition.layers import Keep, LayerProfile
 from zbsolve.partition.search import JointResult
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import gain_text
@@ -38,6 +41,28 @@ def decision_table(result: JointResult) -> Table:
             time_text(plan.peak_memory[rank]),
             "no limit" if device.memory == float("inf") else time_text(device.memory),
         )
+    return table
+
+
+def layer_table(profile: LayerProfile) -> Table:
+    """Times and memory of each layer; a run of layers of one kind as their median."""
+    unit, memory = escape(profile.time_unit), escape(profile.memory_unit)
+    table = Table("layers", "kind", *(f"{name} ({unit})" for name in ("T_F", "T_B", "T_W", "T_BW")))
+    for heading in ("M_B", "M_W", "static", "output"):
+        table.add_column(f"{heading} ({memory})")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    first = 0
+    for name, run in groupby(profile.layers, key=lambda layer: layer.name):
+        layers = list(run)
+        end = first + len(layers) - 1
+        values = [
+            median(getattr(layer, field) or 0.0 for layer in layers)
+            for field in ("t_f", "t_b", "t_w", "t_bw", "mem_b", "mem_w", "static_mem", "mem_out")
+        ]
+        place = str(first) if end == first else f"{first}-{end}"
+        table.add_row(place, escape(name or "-"), *map(time_text, values))
+        first = end + 1
     return table
 
 
