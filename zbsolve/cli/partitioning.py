@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from zbsolve.cli.inputs import (
 from zbsolve.errors import InputError
 
 if TYPE_CHECKING:
+    from zbsolve.cluster import Cluster
     from zbsolve.partition.layers import LayerProfile
     from zbsolve.partition.problem import Decision, DecisionProblem
     from zbsolve.partition.search import JointResult
@@ -55,6 +57,9 @@ def partition_command(
         float | None, typer.Option(min=0.0, help="Memory of each device, without --cluster.")
     ] = None,
     cluster: ClusterOption = None,
+    memory_share: Annotated[
+        float, typer.Option(metavar="X", help="Allow this share of the devices' memory.")
+    ] = 1.0,
     joint: Annotated[
         bool, typer.Option("--joint", help="Decide split, devices and order of passes together.")
     ] = False,
@@ -99,7 +104,14 @@ def partition_command(
     needs_joint = (cluster, memory, plan, decision, layers_per_stage)
     joint = joint or as_json or bool(placement) or bool(allow) or any(v is not None for v in needs_joint)
     problem = _problem(
-        profile, cluster, devices, hop, memory, microbatches, objective, placement, allow, layers_per_stage
+        profile,
+        _machines(profile, cluster, devices, hop, memory, memory_share),
+        devices,
+        microbatches,
+        objective,
+        placement,
+        allow,
+        layers_per_stage,
     )
     if not as_json and cluster is None:
         costs = [layer.cost for layer in profile.layers]
@@ -125,32 +137,46 @@ def partition_command(
             typer.echo(f"wrote {path}")
 
 
-def _problem(
+def _machines(
     profile: LayerProfile,
-    cluster_name: str | None,
+    name: str | None,
     devices: int | None,
     hop: float,
     memory: float | None,
+    share: float,
+) -> Cluster:
+    from zbsolve.cluster import equal_cluster, load_cluster
+
+    if not 0 < share < math.inf:
+        raise InputError(f"--memory-share {share:g}: give a positive number, such as 0.8")
+    if name is not None:
+        if hop or memory is not None:
+            raise InputError("--hop and --memory: the cluster file has them: leave them out with --cluster")
+        return load_cluster(shipped_or_file(name, "cluster")).with_memory(share)
+    if devices is None:
+        raise InputError("--devices is missing: give the number of devices with -p, or --cluster C.json")
+    return equal_cluster(
+        devices,
+        memory=None if memory is None else memory * share,
+        hop=hop,
+        time_unit=profile.time_unit,
+        memory_unit=profile.memory_unit,
+    )
+
+
+def _problem(
+    profile: LayerProfile,
+    machines: Cluster,
+    devices: int | None,
     microbatches: int,
     objective: Objective,
     placements: list[Placement] | None,
     allow: list[KeepOption] | None,
     split: str | None,
 ) -> DecisionProblem:
-    from zbsolve.cluster import equal_cluster, load_cluster
     from zbsolve.partition.layers import Keep
     from zbsolve.partition.problem import DecisionProblem
 
-    if cluster_name is not None:
-        if hop or memory is not None:
-            raise InputError("--hop and --memory: the cluster file has them: leave them out with --cluster")
-        machines = load_cluster(shipped_or_file(cluster_name, "cluster"))
-    else:
-        if devices is None:
-            raise InputError("--devices is missing: give the number of devices with -p, or --cluster C.json")
-        machines = equal_cluster(
-            devices, memory=memory, hop=hop, time_unit=profile.time_unit, memory_unit=profile.memory_unit
-        )
     return DecisionProblem(
         profile=profile,
         cluster=machines,

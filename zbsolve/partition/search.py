@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SLICES = (1.0, 4.0, 15.0, 60.0)
 
 # How the time is shared while a single decision has the least bound.
-SHARES = {"prove": 0.5, "explore": 0.25, "improve": 0.25}
+SHARES = {"prove": 0.4, "explore": 0.35, "improve": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
