@@ -236,11 +236,12 @@ def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
     for name, baseline in BASELINES.items():
         if baseline.automatic:
             continue  # the heuristic itself runs under the instance's own cap
-        fused = instance.with_fused_backward() if baseline.fused else instance
         try:
-            orders = baseline.orders(fused)
+            timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
+        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+            continue  # another model than the one to solve
         ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
 
@@ -396,8 +397,7 @@ SOLVERS: dict[str, tuple[Phase, ...]] = {
 
 
 def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
-    timed_on, orders = BASELINES[name].prepared(instance)
-    schedule = simulate_for(timed_on, orders, objective)
+    timed_on, schedule = BASELINES[name].schedule(instance, objective)
     for violation in check(timed_on, schedule):
         raise InfeasibleError(f"{name} does not fit: {violation.message}")
     return certify(timed_on, schedule, objective, name)

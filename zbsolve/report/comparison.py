@@ -14,10 +14,9 @@ from zbsolve.baselines import BASELINES
 from zbsolve.errors import ZbsolveError
 from zbsolve.instance import Instance
 from zbsolve.memory import peak_memory
-from zbsolve.plan import Plan
+from zbsolve.plan import Plan, peaks_of
 from zbsolve.report.timeline import bubble_rate
 from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate_for
 
 # Less than this share of the step is rounding, not a gain.
 NO_GAIN = 5e-5
@@ -73,7 +72,7 @@ def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, refe
 
     Memory is judged by the cap of the plan's instance: some baselines are built under a cap of their own.
     """
-    peaks = [peak_memory(timed_on, device, order) for device, order in enumerate(schedule.orders)]
+    peaks = peaks_of(timed_on, schedule)
     cost = schedule.cost(plan.objective)
     return Row(
         name=name,
@@ -87,16 +86,10 @@ def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, refe
     )
 
 
-def baseline_schedule(instance: Instance, name: str, objective: str) -> tuple[Instance, Schedule]:
-    """A baseline's orders at their best times for the objective, and the instance that they run on."""
-    timed_on, orders = BASELINES[name].prepared(instance)
-    return timed_on, simulate_for(timed_on, orders, objective)
-
-
 def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, str]:
     """Cost of 1F1B on the instance, or None and the reason: it does not apply, or not under the cap."""
     try:
-        timed_on, schedule = baseline_schedule(instance, "1f1b", objective)
+        timed_on, schedule = BASELINES["1f1b"].schedule(instance, objective)
     except ZbsolveError as error:
         return None, f"1F1B does not apply: {error}"
     for device, order in enumerate(schedule.orders):
@@ -117,7 +110,7 @@ def compare_with_baselines(plan: Plan) -> ComparisonTable:
     not_applicable = []
     for name in BASELINES:
         try:
-            timed_on, schedule = baseline_schedule(instance, name, objective)
+            timed_on, schedule = BASELINES[name].schedule(instance, objective)
         except ZbsolveError as error:
             not_applicable.append((name, str(error)))
             continue

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.partition import imbalance, stage_loads
 from zbsolve.plan import Plan
@@ -26,7 +26,7 @@ from zbsolve.trace import Comparison, Trace
 if TYPE_CHECKING:
     from zbsolve.demo import DemoRow
 
-FILL: dict[TaskKind, str] = {F: "f", B: "b", W: "w", BW: "#"}
+FILL: dict[TaskKind, str] = {F: "f", R: "r", B: "b", W: "w", BW: "#"}
 IDLE = "."
 
 
