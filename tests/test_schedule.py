@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
 from tests.strategies import small_instances
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance, equal_stages, make_instance
 from zbsolve.memory import peak_memory
 from zbsolve.schedule import Schedule, TimedTask, check

@@ -1,9 +1,10 @@
 """Recomputation folded into the backward: an instance without R that stands for "R right before B".
 
-A schedule in which every R runs right before its B or BW is the same thing as a schedule of the folded
-instance, whose backwards are longer by t_r, with the same memory at every task. So generators and searches
-that know nothing of R plan recomputing stages, too. What they leave out is an R that runs earlier, in a
-gap, at the price of holding mem_b longer: no bound of the folded instance holds for that.
+Orders in which every R comes right before its B or BW are orders of the folded instance, whose backwards are
+longer by t_r, with the same memory at every task. So generators and searches that know nothing of R plan
+recomputing stages, too. Run for real, such orders end no later: R need not wait for the gradient as its
+backward does. What they leave out is an R even earlier, in a gap between other tasks, at the price of holding
+mem_b longer: no bound of the folded instance holds.
 """
 
 from __future__ import annotations

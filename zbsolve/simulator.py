@@ -84,7 +84,7 @@ def _propagate(instance: Instance, orders: Orders, not_before: Mapping[Task, flo
         """Start by dependencies, and the task that has not run yet if there is one."""
         for before, at, lag in needed[task.kind, task.stage]:
             key = Task(before, at, task.microbatch)
-            end = delivered.get(key)
+            end = (ends if at == task.stage else delivered).get(key)
             if end is None:
                 continue
             if end < 0:
@@ -233,6 +233,7 @@ def _device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[n
     """
     p = len(orders)
     none = np.full(p, -np.inf)
+    ends: dict[Task, NDArray[np.float64]] = {}
     delivered: dict[Task, NDArray[np.float64]] = {}
     free = [none] * p
     links = Links(instance, np.maximum) if instance.t_transfer is not None else None
@@ -247,7 +248,7 @@ def _device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[n
             second = second_of.get(task)
             for each in (task,) if second is None else (task, second):
                 for edge in predecessors(instance, each):
-                    end = delivered.get(edge.before)
+                    end = (ends if edge.before.stage == each.stage else delivered).get(edge.before)
                     if end is not None:
                         start = np.maximum(start, end + edge.lag)
             if second is None:
@@ -255,7 +256,7 @@ def _device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[n
             else:
                 length = instance.pair_duration(task.stage, second.stage) or 0.0
             free[device] = start + length
-        end = free[device]
+        ends[task] = end = free[device]
         delivered[task] = end if links is None else links.leaves(task, end)
     return np.stack(free, axis=1)
 

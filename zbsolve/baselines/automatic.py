@@ -18,6 +18,8 @@ from zbsolve.list_scheduler import ListScheduler
 
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
     """The best preset of the automatic heuristic under ``cap``, by makespan."""
+    if instance.replicas > 1:
+        raise InputError(f"zb-{cap} plans one replica: the instance has {instance.replicas}")
     scheduler = ListScheduler(instance.with_memory_cap(cap))
     if not math.isfinite(automatic(scheduler, "makespan", affordable_patiences(instance))):
         raise InputError(

@@ -1,11 +1,13 @@
-"""DualPipe and DualPipeV. DeepSeek-V3 technical report, arXiv 2412.19437, section 3.2.1; the order is that of the
-authors' public program (github.com/deepseek-ai/DualPipe), which also has DualPipeV, its "cut in half".
+"""DualPipe and DualPipeV. DeepSeek-V3 technical report, arXiv 2412.19437, section 3.2.1.
 
-DualPipe is bidirectional: two replicas of p stages flow towards each other, device r holds stage r of one and stage
-p - 1 - r of the other, and each takes half of the micro-batches. DualPipeV folds one replica of 2p stages in a V.
-Either way a device has a *near* stage, by which micro-batches come in, and a *far* one, by which they go out,
-and with h = its distance from the end where its near stage begins, H = p/2 (DualPipeV: p) and n micro-batches by
-either door, its program is
+The order is that of the authors' public program (github.com/deepseek-ai/DualPipe), which also has DualPipeV,
+its "cut in half".
+
+DualPipe is bidirectional: two replicas of p stages flow towards each other, device r holds stage r of one and
+stage p - 1 - r of the other, and each takes half of the micro-batches. DualPipeV folds one replica of 2p
+stages in a V. Either way a device has a *near* stage, by which micro-batches come in, and a *far* one, by
+which they go out, and with h = its distance from the end where its near stage begins, H = p/2 (DualPipeV: p)
+and n micro-batches by either door, its program is
 
     2 (H - h - 1) times F near
     h + 1         times F near, F far
@@ -16,8 +18,8 @@ either door, its program is
     H - h - 1     times W, B near
     h + 1         times W
 
-where brackets are F&B pairs, run overlapped where the instance gives ``t_fb``. On the innermost device (h = H - 1)
-the first pair is not overlapped. What the model leaves out: adding up the two replicas' gradients.
+where brackets are F&B pairs, run overlapped where the instance gives ``t_fb``. On the innermost device
+(h = H - 1) the first pair is not overlapped. Not modelled: adding up the two replicas' gradients.
 """
 
 from __future__ import annotations
@@ -149,7 +151,9 @@ def orders_dualpipe(instance: Instance) -> DeviceOrders:
     p, m = instance.num_devices, instance.total_microbatches
     devices = [stage.device for stage in instance.stages]
     if instance.replicas != 2 or p % 2 or devices != [*range(p), *reversed(range(p))]:
-        raise InputError("dualpipe needs two replicas of p stages, p even: device r holds stages r and p - 1 - r")
+        raise InputError(
+            "dualpipe needs two replicas of p stages, p even: device r holds stages r and p - 1 - r"
+        )
     if m < 2 * p:
         raise InputError(f"dualpipe needs m >= 2p: m is {m}, p is {p}")
     return tuple(tuple(program.order) for program in _programs(instance))

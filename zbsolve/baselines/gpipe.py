@@ -1,7 +1,7 @@
 """GPipe (AFAB): all forwards, then all backwards. Huang et al., arXiv 1811.06965.
 
-With recomputation (``gpipe-r``) a stage keeps only its input (``mem_r``) and runs F again before its backward:
-at t_b = 2 t_f the backward grows from 2 t_f to 3 t_f, a third more work.
+With recomputation (``gpipe-r``) a stage keeps only its input (``mem_r``) and runs F again before its
+backward: at t_b = 2 t_f the backward grows from 2 t_f to 3 t_f, a third more work.
 """
 
 from __future__ import annotations

@@ -24,4 +24,6 @@ def orders(instance: Instance) -> DeviceOrders:
     return tuple(map(tuple, result))
 
 
-NAIVE = Baseline("naive", "one micro-batch at a time", "model parallelism without a pipeline", orders, adapt=fused)
+NAIVE = Baseline(
+    "naive", "one micro-batch at a time", "model parallelism without a pipeline", orders, adapt=fused
+)
