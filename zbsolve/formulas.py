@@ -1,9 +1,9 @@
 """Published closed forms of the catalogue's schedules: bubble, peak memory, hops, parameters.
 
 They speak of equal stages without hop latency; times and memory are those of one stage of the instance (a
-chunk where a device holds several). Each says where it comes from, which cost it measures, and where it holds:
-outside of that the simulator is right and the formula is not. :func:`simulated` gives the simulator's answer to
-the same question, and :func:`verified` compares both.
+chunk where a device holds several). Each says where it comes from, which cost it measures, and where it
+holds: outside of that the simulator is right and the formula is not. :func:`simulated` gives the simulator's
+answer to the same question, and :func:`verified` compares both.
 """
 
 from __future__ import annotations
