@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from zbsolve.baselines import BASELINES
-from zbsolve.instance import Instance, equal_stages
+from zbsolve.instance import Instance, Placement, equal_stages
 from zbsolve.plan import peaks_of
 from zbsolve.schedule import Schedule
 
@@ -87,7 +87,7 @@ class Formula:
     text: str
     source: str
     cost: Literal["makespan", "span"] = "makespan"
-    placement: Literal["linear", "loop", "v"] = "linear"
+    placement: Placement = "linear"
     copies: int = 1
     peak_is_limit: bool = False
 

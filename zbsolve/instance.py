@@ -25,6 +25,7 @@ MEMORY_RTOL = 1e-9
 MOST_MICROBATCHES = 1_000_000
 MOST_TOTAL = 1e200
 
+Placement = Literal["linear", "loop", "v"]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -494,7 +495,7 @@ def equal_stages(
     mem_b: float = 1.0,
     mem_w: float = 1.0,
     memory_cap: float | Sequence[float] | None = None,
-    placement: Literal["linear", "loop", "v"] = "linear",
+    placement: Placement = "linear",
     chunks: int | None = None,
     name: str = "equal",
 ) -> Instance:
@@ -516,7 +517,7 @@ def equal_stages(
     )
 
 
-def place(p: int, placement: Literal["linear", "loop", "v"], chunks: int | None = None) -> list[int]:
+def place(p: int, placement: Placement, chunks: int | None = None) -> list[int]:
     """Device of each stage, in model order: linear, loop (0..p-1, 0..p-1), or V (0..p-1, p-1..0)."""
     v = (1 if placement == "linear" else 2) if chunks is None else chunks
     forward = list(range(p))

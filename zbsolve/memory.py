@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -99,6 +99,38 @@ def peak_memory(instance: Instance, device: int, order: Iterable[Task], pairs: P
         (point.during for point in memory_curve(instance, device, order, pairs)),
         default=instance.static(device),
     )
+
+
+class Breakdown(NamedTuple):
+    """A device's memory at its peak, by what holds it; the four add up to :func:`peak_memory`.
+
+    ``activations`` are held from F (or R) to the end of the backward, stage inputs kept for R among them;
+    ``pending_w`` from B to the end of W; ``transient`` only while the task at the peak runs.
+    """
+
+    static: float
+    activations: float
+    pending_w: float
+    transient: float
+
+
+def peak_breakdown(
+    instance: Instance, device: int, order: Sequence[Task], pairs: Pairs = NO_PAIRS
+) -> Breakdown:
+    """What a device holds when its memory is highest (at the first such task)."""
+    curve = memory_curve(instance, device, order, pairs)
+    if not curve:
+        return Breakdown(instance.static(device), 0.0, 0.0, 0.0)
+    place = max(range(len(curve)), key=lambda index: curve[index].during)
+    pending = 0.0
+    for kind, s, _ in order[:place]:
+        pending += instance.stages[s].mem_w * ((kind is B) - (kind is W))
+    kind, s, _ = order[place]
+    if kind is B:
+        pending += instance.stages[s].growth
+    settled = curve[place].before + effect(instance.stages[s], kind).acquire
+    static = instance.static(device)
+    return Breakdown(static, settled - static - pending, pending, curve[place].during - settled)
 
 
 def serial_program(instance: Instance, device: int) -> tuple[float, tuple[tuple[TaskKind, int], ...]]:

@@ -182,7 +182,7 @@ def comparison_table(table: ComparisonTable, plan: Plan) -> Table:
         column.justify = "right"
     for row in table.rows:
         shown.add_row(
-            escape(row.name),
+            escape(row.label),
             time_text(row.makespan),
             time_text(row.span),
             f"{row.bubble_rate_makespan:.2%}",
@@ -190,6 +190,36 @@ def comparison_table(table: ComparisonTable, plan: Plan) -> Table:
             time_text(row.peak_memory),
             "yes" if row.fits_cap else "no",
             row.gain_text,
+        )
+    return shown
+
+
+def comparison_memory_table(table: ComparisonTable, plan: Plan) -> Table:
+    """What the fullest device of each schedule holds at its peak, and what else a schedule costs."""
+    shown = Table(
+        "schedule",
+        "fullest device",
+        f"static ({escape(plan.instance.memory_unit)})",
+        "activations",
+        "pending W",
+        "transient",
+        "parameters",
+        "hops",
+        "t_bubble / t_ideal by makespan",
+        "by span",
+    )
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        device, peak = row.fullest
+        shown.add_row(
+            escape(row.label),
+            str(device),
+            *map(time_text, peak),
+            f"{row.parameters}x",
+            str(row.hops),
+            f"{row.r_bubble_makespan:.2%}",
+            f"{row.r_bubble_span:.2%}",
         )
     return shown
 
