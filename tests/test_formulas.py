@@ -17,7 +17,7 @@ def test_every_schedule_of_the_catalogue_has_a_formula() -> None:
 
 def grid(name: str) -> list[Sizes]:
     """Sizes at which the formula holds."""
-    loop = FORMULAS[name].placement == "loop"
+    loop = BASELINES[name].placement == "loop"
     sizes = [
         Sizes(p, m, v, t_f=t_f, t_b=t_b, t_w=t_w, mem_r=0.125)
         for p in (1, 2, 3, 4, 8)

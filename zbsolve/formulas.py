@@ -71,8 +71,6 @@ class Formula:
         Boundaries between different devices that a micro-batch crosses on its way through the model.
     holds : Sizes -> bool
         Where the forms hold; ``where`` says it in words.
-    placement
-        Placement that the schedule needs.
     copies : int
         How often the parameters are held.
     peak_is_limit : bool
@@ -87,7 +85,6 @@ class Formula:
     text: str
     source: str
     cost: Literal["makespan", "span"] = "makespan"
-    placement: Placement = "linear"
     copies: int = 1
     peak_is_limit: bool = False
 
@@ -157,7 +154,6 @@ FORMULAS: dict[str, Formula] = {
         "m a multiple of N, p >= 2",
         "(p - 1)(t_f + t_b) of a chunk, 1/v of 1F1B's; p v + p - 1 chunks",
         "arXiv 2104.04473, section 2.2",
-        placement="loop",
     ),
     "breadth-first": Formula(
         _fused_pipeline,
@@ -167,7 +163,6 @@ FORMULAS: dict[str, Formula] = {
         "m >= p >= 2",
         "(p - 1)(t_f + t_b) of a chunk; (v - 1) m + 2 p - 1 chunks",
         "arXiv 2211.05953",
-        placement="loop",
     ),
     "zb-h1": Formula(
         lambda z: (z.p - 1) * (z.t_f + z.t_b - z.t_w),
@@ -217,7 +212,6 @@ FORMULAS: dict[str, Formula] = {
         "0; p activations of both chunks",
         "arXiv 2401.10241, section 6",
         cost="span",
-        placement="v",
     ),
     "v-half": Formula(
         lambda z: 3 * z.p - 7,
@@ -228,7 +222,6 @@ FORMULAS: dict[str, Formula] = {
         "about 3 p units of a chunk (p / 2m of the step); floor((p + 2) / 2) activations of both chunks",
         "arXiv 2405.15362, section 3; constant of the authors' program",
         cost="span",
-        placement="v",
     ),
     "v-min": Formula(
         lambda z: 4 * z.p - 5,
@@ -239,7 +232,6 @@ FORMULAS: dict[str, Formula] = {
         "about 4 p units of a chunk (2p / 3m of the step); floor((p + 4) / 3) activations of both chunks",
         "arXiv 2405.15362, section 3; constant of the authors' program",
         cost="span",
-        placement="v",
     ),
     "dualpipe": Formula(
         lambda z: _dualpipe_bubble(z.p, z),
@@ -259,7 +251,6 @@ FORMULAS: dict[str, Formula] = {
         "m >= 2 p, T_F = T_B = T_W, F&B = F + BW",
         "(p - 1)(F&B + BW - 3 W) for 2 p stages on p devices; 2 p + 1 chunks",
         "github.com/deepseek-ai/DualPipe",
-        placement="v",
     ),
 }
 
@@ -272,9 +263,14 @@ class Figures(NamedTuple):
     hops: int
 
 
+def placement_of(name: str) -> Placement:
+    """Placement at which a schedule's formula is stated: its own, or the linear one where any will do."""
+    return BASELINES[name].placement or "linear"
+
+
 def instance_for(name: str, sizes: Sizes) -> Instance:
     """Equal stages of a schedule's placement at some sizes, without hop latency or memory cap."""
-    placement = FORMULAS[name].placement
+    placement = placement_of(name)
     plain = equal_stages(
         sizes.p,
         sizes.m,

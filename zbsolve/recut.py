@@ -2,7 +2,7 @@
 
 A schedule of another placement needs another cut: two chunks per device where the instance has one, or one
 where it has several. Without the layers' own figures the cut can only be guessed: a stage is cut into two
-equal halves, or neighbours are joined; model order is kept, and the pieces go to the devices of the placement.
+equal halves, or neighbours are joined; model order is kept, and pieces go to the placement's devices.
 At equal stages this is exact. For unequal ones it is a first guess, and what uses it says so.
 """
 

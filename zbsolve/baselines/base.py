@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zbsolve.errors import InputError
 from zbsolve.graph import F, Task
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, Placement
 from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule
@@ -23,7 +23,8 @@ class Baseline:
     ``orders`` raises ``InputError`` with the rule that an instance does not meet. It does not look at the
     memory cap: whether the result fits is for the caller to check. A schedule is timed on ``adapt(instance)``
     where it has one (GPipe with its backward fused, DualPipe with two replicas), which raises likewise; an
-    ``automatic`` one brings its own memory cap. ``pairs`` says which of the orders' neighbours F and BW run
+    ``automatic`` one brings its own memory cap. ``placement`` is the one that it needs (None: any), which
+    :mod:`zbsolve.recut` can make of another. ``pairs`` says which of the orders' neighbours F and BW run
     overlapped. Recomputation is no generator's business: R comes right before its backward.
     """
 
@@ -33,6 +34,7 @@ class Baseline:
     orders: Callable[[Instance], DeviceOrders]
     adapt: Callable[[Instance], Instance] | None = None
     pairs: Callable[[Instance], Pairs] | None = None
+    placement: Placement | None = None
     automatic: bool = False
 
     def prepared(self, instance: Instance) -> tuple[Instance, DeviceOrders]:

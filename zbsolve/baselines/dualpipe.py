@@ -175,6 +175,7 @@ DUALPIPE = Baseline(
     orders_dualpipe,
     adapt=bidirectional,
     pairs=_pairs,
+    placement="linear",
 )
 DUALPIPE_V = Baseline(
     "dualpipe-v",
@@ -183,4 +184,5 @@ DUALPIPE_V = Baseline(
     orders_dualpipe_v,
     adapt=fused,
     pairs=_pairs,
+    placement="v",
 )

@@ -66,6 +66,7 @@ ONE_F_ONE_B = Baseline(
     "arXiv 2006.09503",
     orders_1f1b,
     adapt=fused,
+    placement="linear",
 )
 INTERLEAVED = Baseline(
     "interleaved",
@@ -73,6 +74,7 @@ INTERLEAVED = Baseline(
     "arXiv 2104.04473, section 2.2",
     orders_interleaved,
     adapt=fused,
+    placement="loop",
 )
 BREADTH_FIRST = Baseline(
     "breadth-first",
@@ -80,6 +82,7 @@ BREADTH_FIRST = Baseline(
     "arXiv 2211.05953",
     lambda instance: orders_interleaved(instance, instance.num_microbatches),
     adapt=fused,
+    placement="loop",
 )
 
 
@@ -91,4 +94,5 @@ def interleaved(group: int) -> Baseline:
         "arXiv 2104.04473, section 2.2, and arXiv 2211.05953",
         partial(orders_interleaved, group=group),
         adapt=fused,
+        placement="loop",
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError, ZbsolveError
-from zbsolve.formulas import FORMULAS
 from zbsolve.instance import Instance
 from zbsolve.memory import Breakdown, peak_breakdown, peak_memory
 from zbsolve.plan import Plan, peaks_of
@@ -158,7 +157,9 @@ def scheduled(name: str, instance: Instance, objective: str) -> tuple[Instance, 
         return *BASELINES[name].schedule(instance, objective), ""
     except InputError as error:
         rule = error
-    placement = FORMULAS[name].placement
+    placement = BASELINES[name].placement
+    if placement is None:
+        raise rule
     try:
         cut = recut(instance, placement)
     except InputError:

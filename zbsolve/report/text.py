@@ -24,7 +24,9 @@ from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Comparison, Trace
 
 if TYPE_CHECKING:
+    from zbsolve.catalogue import Entry
     from zbsolve.demo import DemoRow
+    from zbsolve.estimate import Estimate
 
 FILL: dict[TaskKind, str] = {F: "f", R: "r", B: "b", W: "w", BW: "#"}
 IDLE = "."
@@ -220,6 +222,39 @@ def comparison_memory_table(table: ComparisonTable, plan: Plan) -> Table:
             str(row.hops),
             f"{row.r_bubble_makespan:.2%}",
             f"{row.r_bubble_span:.2%}",
+        )
+    return shown
+
+
+def catalogue_table(rows: Sequence[Entry]) -> Table:
+    """The verified catalogue."""
+    shown = Table("schedule", "bubble; peak", "formula = simulation", "example", "plan", "solver")
+    for row in rows:
+        bubble, peak, hops = row.example
+        shown.add_row(
+            row.name,
+            f"{row.formula} ({row.cost_name}; {row.where})",
+            f"{row.agreeing} of {row.cells}",
+            f"bubble {bubble:g}, peak {peak:g}, {hops} hops",
+            "valid" if row.violations == 0 else f"{row.violations} violations",
+            f"{time_text(row.solved)} against {time_text(row.cost)} ({row.status})",
+        )
+    return shown
+
+
+def estimate_table(result: Estimate) -> Table:
+    """Stages of an estimated instance, and what each device holds whatever the schedule."""
+    instance = result.instance
+    shown = Table(
+        "stage", "device", "holds", "T_F (ms)", "T_B", "T_W", "M_B (MiB)", "M_W", "static of device"
+    )
+    for index, stage in enumerate(instance.stages):
+        shown.add_row(
+            str(index),
+            str(stage.device),
+            escape(stage.name or ""),
+            *map(time_text, (stage.t_f, stage.t_b, stage.t_w, stage.mem_b, stage.mem_w)),
+            time_text(instance.static(stage.device)),
         )
     return shown
 
