@@ -209,7 +209,7 @@ def simulate(instance: Instance, orders: Orders, pairs: Pairs = NO_PAIRS) -> Sch
 
 def simulate_least_span(instance: Instance, orders: Orders, pairs: Pairs = NO_PAIRS) -> Schedule:
     """The schedule of least span that these orders permit (later first starts)."""
-    longest = _device_paths(instance, orders, pairs)
+    longest = device_paths(instance, orders, pairs)
     offsets = _potentials(longest, max_cycle_mean(longest), instance, orders, pairs)
     first = {order[0]: offsets[d] for d, order in enumerate(orders) if order}
     return _timed(orders, _propagate(instance, orders, first, pairs))
@@ -226,7 +226,7 @@ def _timed(orders: Orders, run: _Run) -> Schedule:
     return Schedule(tuple(tuple(TimedTask(t, run.starts[t], run.ends[t]) for t in order) for order in orders))
 
 
-def _device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[np.float64]:
+def device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[np.float64]:
     """``L[d, e]``: longest path from the start of device d's first task to the end of device e's last.
 
     Minus infinity where no path exists. Shape (p, p).

@@ -1,4 +1,4 @@
-"""``catalogue`` and ``estimate``: the schedules that are known, and an instance from a model's shape."""
+"""``catalogue``, ``estimate``, ``steps``: known schedules, a model's shape, several steps in a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from zbsolve.cli.base import command, make_console
-from zbsolve.cli.inputs import Placement, check_writable
+from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, require_valid
 from zbsolve.errors import InfeasibleError, InputError
 
 
@@ -157,3 +157,41 @@ def estimate_command(
         text = json.dumps(result.instance.to_json_dict(), indent=1) + "\n"
         write_text_atomically(output, text)
         typer.echo(f"wrote {output}")
+
+
+@command("steps")
+def steps_command(
+    plan: PlanArgument,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps in a row.")] = 8,
+    optimizer: Annotated[float, typer.Option("--optimizer", min=0.0, help="Time of the optimizer.")] = 0.0,
+    failed: Annotated[
+        list[int] | None, typer.Option("--failed", min=0, help="A step (from 0) whose state is bad.")
+    ] = None,
+) -> None:
+    """Run a plan for several steps: with a barrier, with post-validation, and without any wait.
+
+    The period of a step comes out of the simulation: the makespan with a barrier, the span without.
+    """
+    from zbsolve.plan import load_plan
+    from zbsolve.report.text import steps_table
+    from zbsolve.steps import MODES, run_steps, steady_period
+
+    loaded = load_plan(plan)
+    require_valid(loaded, plan)
+    schedule = loaded.schedule()
+    rows = []
+    for mode in MODES:
+        times = run_steps(
+            loaded.instance,
+            schedule.orders,
+            steps,
+            mode,
+            pairs=schedule.pairs,
+            optimizer=optimizer,
+            failed=frozenset(failed or ()),
+        )
+        period = steady_period(
+            loaded.instance, schedule.orders, mode, pairs=schedule.pairs, optimizer=optimizer
+        )
+        rows.append((mode, times.total, period))
+    make_console().print(steps_table(rows, steps, loaded.instance.time_unit))

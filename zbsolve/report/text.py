@@ -259,6 +259,18 @@ def estimate_table(result: Estimate) -> Table:
     return shown
 
 
+def steps_table(rows: Sequence[tuple[str, float, float]], steps: int, unit: str) -> Table:
+    """(way of ending a step, time of ``steps`` steps, steady time of one)."""
+    shown = Table("between steps", f"{steps} steps ({escape(unit)})", "one step in the long run", "saved")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    reference = rows[0][2]
+    for name, total, period in rows:
+        saved = 1 - period / reference if reference else 0.0
+        shown.add_row(name, time_text(total), time_text(period), f"{saved:.1%}")
+    return shown
+
+
 def instance_table(instance: Instance) -> Table:
     """What the profile says of each stage."""
     unit, memory = escape(instance.time_unit), escape(instance.memory_unit)
