@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from zbsolve.cli import app
 from zbsolve.errors import InputError
-from zbsolve.partition.arithmetic import SHIPPED, Decoder, Machine, estimate_layers
+from zbsolve.estimate import Machine, Shape, estimate
+from zbsolve.partition.arithmetic import RATE, SHIPPED, estimate_layers
 from zbsolve.partition.layers import Host, Keep, Layer, LayerProfile, join_profiles, load_layers, stage_of
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -75,30 +76,42 @@ def test_a_profile_file_reads_back_the_same(tmp_path: Path) -> None:
 
 
 def test_estimate_by_hand() -> None:
-    """h=4, k=2, f=8, one block, V=16, 3 tokens, 1000 operations a second."""
-    profile = estimate_layers(Decoder("tiny", 4, 8, 2, 1, 16), 3, machine=Machine(1e3, 1e3))
-    _, block, head = profile.layers
-    # P = 4 * (4 + 4) + 16 + 3 * 32 = 144; F: 3 tokens * (288 + 4 * 3 * 4 = 48) = 1008 operations.
-    assert block.t_f == pytest.approx(1008.0)
-    assert block.t_b == pytest.approx(3 * (288 + 96))
-    assert block.t_w == pytest.approx(3 * 288)
+    """h=4, 2 heads of 2, one for keys and values, gated MLP of 8, one layer, V=16, 3 tokens, 1 FLOP/ms."""
+    shape = Shape(
+        layers=1, hidden=4, heads=2, kv_heads=1, ffn=8, gated=True, vocabulary=16, sequence=3, microbatch=1
+    )
+    _, layer, head = estimate_layers(shape, "tiny", rate=1e3).layers
+    # P = 16 + 16 + 2 * 4 * 2 + 3 * 32 = 144; F: 3 tokens * (2 * 144 + 4 * 3 * 4) = 1008 operations.
+    assert layer.t_f == pytest.approx(1008)
+    assert layer.t_b == pytest.approx(3 * (288 + 2 * 48))
+    assert layer.t_w == pytest.approx(3 * 288)
     # 2 * 4 * 16 * 3 tokens.
     assert head.t_f == pytest.approx(384)
-    # Bytes are few: at full size, 16 a parameter of 4096 x 128256 is 8016 MiB.
-    assert estimate_layers(*SHIPPED["model-llama-8b-128k"]).layers[-1].static_mem == pytest.approx(8016)
+    # 16 bytes a parameter of 4096 x 128256 are 8016 MiB; 4096 tokens of 4096 numbers in 16 bit are 32.
+    large = estimate_layers(SHIPPED["llama-8b-128k"], "8b").layers
+    assert large[-1].static_mem == pytest.approx(8016)
+    assert large[1].mem_out == 32
+
+
+def test_layers_add_up_to_the_estimated_stage() -> None:
+    """Composed into one stage, the layers are what the estimate of one stage says, to its rounding."""
+    shape = SHIPPED["small-1b"]
+    machine = Machine(peak=2 * RATE, memory=80e9, bandwidth=50e9, efficiency=0.5)
+    whole = estimate(shape, machine, devices=1, microbatches=1).instance.stages[0]
+    profile = estimate_layers(shape, "small-1b")
+    stage = stage_of(profile, 1, len(profile.layers), device=0)
+    for field in ("t_f", "t_b", "t_w", "mem_w"):
+        assert getattr(stage, field) == pytest.approx(getattr(whole, field), rel=1e-4)
+    assert stage.mem_b == pytest.approx(whole.mem_b, rel=2e-3)  # but for the embedding's dropout mask
 
 
 def test_shipped_models_are_what_the_arithmetic_gives() -> None:
     """Each file is the estimate of the model of that name."""
-    shipped = {
-        entry.name.removesuffix(".json")
-        for entry in resources.files("zbsolve.instances").iterdir()
-        if entry.name.startswith("model-")
-    }
-    assert shipped == set(SHIPPED)
-    for name, (model, sequence) in SHIPPED.items():
-        text = (resources.files("zbsolve.instances") / f"{name}.json").read_text()
-        assert text == estimate_layers(model, sequence).to_json()
+    folder = resources.files("zbsolve.instances")
+    shipped = {entry.name for entry in folder.iterdir() if entry.name.startswith("model-")}
+    assert shipped == {f"model-{name}.json" for name in SHIPPED}
+    for name, shape in SHIPPED.items():
+        assert (folder / f"model-{name}.json").read_text() == estimate_layers(shape, name).to_json()
 
 
 # --- measured ------------------------------------------------------------------------------------------

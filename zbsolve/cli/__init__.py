@@ -12,7 +12,17 @@ import sys
 from io import TextIOWrapper
 
 # Importing a module registers its commands; this order is that of the help page.
-from zbsolve.cli import advising, benching, exchanging, partitioning, planning, running, showing, sweeping  # noqa: F401
+from zbsolve.cli import (  # noqa: F401
+    advising,
+    benching,
+    cataloguing,
+    exchanging,
+    partitioning,
+    planning,
+    running,
+    showing,
+    sweeping,
+)
 from zbsolve.cli.base import app
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zbsolve.cluster import Host
 from zbsolve.errors import InputError
 from zbsolve.instance import NonNegative, Stage, raise_first, read_document
+from zbsolve.recompute import folded
 
 SCHEMA = "zbsolve.layers/1"
 
@@ -149,11 +150,13 @@ def stage_of(
     speed: float = 1.0,
     keep: Keep = Keep.plain,
     host: Host | None = None,
+    fold: bool = True,
 ) -> Stage:
     """Layers ``first`` to ``end - 1`` as one stage on a device of a speed.
 
     The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only its input is kept between F
-    and B, B runs F again (``t_b`` and ``t_bw`` grow by ``t_f``) and holds what F made while it runs. With
+    and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
+    :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With
     ``offload`` nothing is kept, and F and B are longer by the part of the transfer that the host's
     ``overlap`` does not hide. In both, what W needs stays on the device from B to W.
     """
@@ -165,65 +168,30 @@ def stage_of(
     def hungriest(field: str) -> float:
         return max(float(getattr(layer, field)) for layer in run)
 
-    t_f, t_b, t_w = (total(field) / speed for field in ("t_f", "t_b", "t_w"))
-    t_bw = None if any(layer.t_bw is None for layer in run) else total("t_bw") / speed
-    mem_b, mem_w = total("mem_b"), total("mem_w")
-    peak_f, peak_b, peak_w = (hungriest(field) for field in ("peak_f", "peak_b", "peak_w"))
-    name = f"layers {first}-{end - 1}"
-    if keep is Keep.plain:
-        return _stage(device, t_f, t_b, t_w, t_bw, mem_b, mem_w, peak_f, peak_b, peak_w, None, name)
-    kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
-    longer_f, longer_b = 0.0, t_f
-    if keep is Keep.offload:
-        if host is None:
-            raise InputError('offload: the cluster has no "host": give its bandwidth')
-        transfer, kept = mem_b / host.bandwidth, 0.0
-        longer_f = max(0.0, transfer - host.overlap * t_f)
-        longer_b = max(0.0, transfer - host.overlap * t_b)
-        peak_f += mem_b
-    return _stage(
-        device,
-        t_f + longer_f,
-        t_b + longer_b,
-        t_w,
-        None if t_bw is None else t_bw + longer_b,
-        kept,
-        mem_w,
-        peak_f,
-        # While B runs it holds as much as a plain one, more than what is kept before and after.
-        max(mem_b, mem_w) + peak_b - max(kept, mem_w),
-        peak_w,
-        mem_b - kept + max(peak_b, peak_w),
-        f"{name}: {keep.value}",
-    )
-
-
-def _stage(
-    device: int,
-    t_f: float,
-    t_b: float,
-    t_w: float,
-    t_bw: float | None,
-    mem_b: float,
-    mem_w: float,
-    peak_f: float,
-    peak_b: float,
-    peak_w: float,
-    peak_bw: float | None,
-    name: str,
-) -> Stage:
+    mem_b, name = total("mem_b"), f"layers {first}-{end - 1}"
     # The profile's fields were validated; sums of them need no second look.
-    return Stage.model_construct(
+    plain = Stage.model_construct(
         device=device,
-        t_f=t_f,
-        t_b=t_b,
-        t_w=t_w,
-        t_bw=t_bw,
+        t_f=total("t_f") / speed,
+        t_b=total("t_b") / speed,
+        t_w=total("t_w") / speed,
+        t_bw=None if any(layer.t_bw is None for layer in run) else total("t_bw") / speed,
         mem_b=mem_b,
-        mem_w=mem_w,
-        peak_f=peak_f,
-        peak_b=peak_b,
-        peak_w=peak_w,
-        peak_bw=peak_bw,
-        name=name,
+        mem_w=total("mem_w"),
+        peak_f=hungriest("peak_f"),
+        peak_b=hungriest("peak_b"),
+        peak_w=hungriest("peak_w"),
+        name=name if keep is Keep.plain else f"{name}: {keep.value}",
     )
+    if keep is Keep.plain:
+        return plain
+    if keep is Keep.recompute:
+        kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
+        stage = plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
+        return folded(stage) if fold else stage
+    if host is None:
+        raise InputError('offload: the cluster has no "host": give its bandwidth')
+    # As a recomputation that keeps nothing, whose R is the wait for what comes back; F waits for it to go.
+    wait_f, wait_b = (max(0.0, mem_b / host.bandwidth - host.overlap * own) for own in (plain.t_f, plain.t_b))
+    stage = folded(plain.model_copy(update={"t_r": wait_b, "mem_r": 0.0}))
+    return stage.model_copy(update={"t_f": plain.t_f + wait_f, "peak_f": plain.peak_f + mem_b})
