@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib import resources
 from itertools import combinations, pairwise, permutations, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.brute_force import brute_force
-from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster
+from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster, load_cluster
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.partition.layers import Keep, Layer, LayerProfile
+from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
+from zbsolve.partition.outcome import even_plan, runnable_plan
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
 from zbsolve.partition.search import JointResult, count_decisions, decide
@@ -267,6 +270,17 @@ def test_recomputing_where_it_is_needed_is_cheaper_than_everywhere() -> None:
     assert Keep.recompute in chosen.decision.keep
 
 
+def test_the_plan_to_run_has_each_recomputation_as_an_op_and_ends_no_later() -> None:
+    """R of each recomputing stage and micro-batch is in the plan, which keeps every rule of its instance."""
+    result = cheapest(9.0, (Keep.plain, Keep.recompute))
+    plan = runnable_plan(result)
+    recomputing = result.decision.keep.count(Keep.recompute)
+    ops = [action.op for program in plan.programs for action in program.actions]
+    assert ops.count("R") == 4 * recomputing > 0
+    assert plan.makespan <= result.plan.makespan + 1e-9
+    assert not check_plan(plan)
+
+
 def test_where_no_plain_plan_fits_recomputation_does() -> None:
     """A device of 8 takes a stage's 8 of activations and not a boundary's 1 beside 1 of W's more."""
     with pytest.raises(InfeasibleError, match="allow recompute or offload"):
@@ -306,3 +320,51 @@ def test_decisions_are_counted() -> None:
     unlike = Cluster(devices=(DeviceGroup(), DeviceGroup(speed=2.0)))
     assert count_decisions(DecisionProblem(layers, unlike, 2, 1)) == 6
     assert count_decisions(DecisionProblem(layers, unlike, 2, 1, keeps=(Keep.plain, Keep.recompute))) == 24
+
+
+# --- shipped models and clusters ----------------------------------------------------------------------
+
+# Model, cluster, micro-batches: two to eight devices, equal and unequal, one node and two.
+SHIPPED = (
+    ("llama-8b-128k", "8xA100-80G", 32),
+    ("llama-8b-128k", "2x4xA100-80G", 32),
+    ("llama-8b-128k", "8-unequal", 32),
+    ("llama-7b", "8-unequal", 32),
+    ("llama-7b", "8xA100-80G", 16),
+    ("gemma-2b", "4xA100-40G", 16),
+    ("qwen-14b", "8xA100-80G", 32),
+    ("small-1b", "4-workstation", 16),
+    ("small-1b", "2-mixed", 16),
+    ("gemma-2b", "8-unequal", 24),
+)
+
+
+def shipped_problem(model: str, cluster: str, m: int) -> DecisionProblem:
+    """A shipped model on all devices of a shipped cluster, linear."""
+    folder = Path(str(resources.files("zbsolve.instances")))
+    machines = load_cluster(folder / f"cluster-{cluster}.json")
+    profile = load_layers(folder / f"model-{model}.json")
+    return DecisionProblem(profile, machines, machines.num_devices, m)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("model", "cluster", "m"), SHIPPED)
+def test_joint_gap_on_shipped_models(model: str, cluster: str, m: int) -> None:
+    """At most 1 % between the plan and the bound on every decision, in 120 s."""
+    result = decide(shipped_problem(model, cluster, m), time_limit=120, gap=1e-4)
+    even = even_plan(result.problem)
+    gain = "does not fit" if even is None else f"{1 - result.plan.cost / even.cost:.2%}"
+    print(
+        f"| {model} | {cluster} | {m} | {','.join(map(str, result.decision.split))} | {result.plan.cost:.1f} "
+        f"| {result.lower_bound:.1f} | {result.gap:.3%} | {result.seconds:.0f} s | {gain} |"
+    )
+    assert result.gap <= 0.01
+    assert not check_plan(result.plan)
+
+
+@pytest.mark.parametrize(("model", "cluster", "m"), [SHIPPED[4], SHIPPED[7], SHIPPED[8]])
+def test_joint_optimum_on_shipped_models(model: str, cluster: str, m: int) -> None:
+    """Three that are proven optimal within seconds."""
+    result = decide(shipped_problem(model, cluster, m), time_limit=30)
+    assert result.status == "optimal"

@@ -67,7 +67,9 @@ def advise_command(
         )
         solved = None if plan is None else _solve(inputs, advice, time_limit)
     if solved is not None and plan is not None:
-        solved.plan.save(plan)
+        from zbsolve.partition.outcome import runnable_plan
+
+        runnable_plan(solved).save(plan)
     if as_json:
         typer.echo(json.dumps(advice.to_json_dict(), indent=1))
     else:

@@ -208,13 +208,13 @@ def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) 
 
 def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:
     from zbsolve.files import write_text_atomically
-    from zbsolve.partition.outcome import to_json_dict
+    from zbsolve.partition.outcome import runnable_plan, to_json_dict
 
+    chosen = runnable_plan(result)
     if output is not None:
-        text = json.dumps(result.plan.instance.to_json_dict(), indent=1) + "\n"
-        write_text_atomically(output, text)
+        write_text_atomically(output, json.dumps(chosen.instance.to_json_dict(), indent=1) + "\n")
     if plan is not None:
-        result.plan.save(plan)
+        chosen.save(plan)
     if decision is not None:
         write_text_atomically(decision, json.dumps(to_json_dict(result), indent=1) + "\n")
 

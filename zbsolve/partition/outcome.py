@@ -10,9 +10,26 @@ from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem
 from zbsolve.partition.search import JointResult
 from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan
-from zbsolve.solver import solve
+from zbsolve.recompute import unfold
+from zbsolve.simulator import simulate_for
+from zbsolve.solver import certify, solve
 
 SCHEMA = "zbsolve.decision/1"
+
+
+def runnable_plan(result: JointResult) -> Plan:
+    """The plan to run: each recomputation an R of its own, right before its B, timed anew.
+
+    It ends no later than the plan of the search, in which R is part of B: R need not wait for the gradient.
+    Without recomputation it is that plan. Its own bound holds for R anywhere, the joint bound for R right
+    before B.
+    """
+    if Keep.recompute not in result.decision.keep:
+        return result.plan
+    instance = result.problem.instance(result.decision, fold=False)
+    orders = unfold(instance, result.plan.schedule().orders)
+    schedule = simulate_for(instance, orders, result.plan.objective)
+    return certify(instance, schedule, result.plan.objective, result.plan.solver.name)
 
 
 def even_decision(problem: DecisionProblem) -> Decision:
@@ -39,8 +56,8 @@ def even_plan(problem: DecisionProblem, time_limit: float = 5.0) -> Plan | None:
 def to_json_dict(result: JointResult) -> dict[str, Any]:
     """The decision, its certificate and its plan as JSON data.
 
-    ``devices`` names the cluster's device for each rank; ``plan.lower_bound`` is the bound for this decision
-    alone, ``lower_bound`` the joint one.
+    ``devices`` names the cluster's device for each rank; ``plan`` is :func:`runnable_plan`, its
+    ``lower_bound`` for this decision alone; ``lower_bound`` is the joint one.
     """
     problem, decision = result.problem, result.decision
     return {
@@ -69,5 +86,5 @@ def to_json_dict(result: JointResult) -> dict[str, Any]:
         "status": result.status,
         "statement": result.statement,
         "seconds": round(result.seconds, 3),
-        "plan": result.plan.to_json_dict(),
+        "plan": runnable_plan(result).to_json_dict(),
     }

@@ -126,8 +126,11 @@ class DecisionProblem:
         """Static memory of a run of layers."""
         return self._static[end] - self._static[first]
 
-    def instance(self, decision: Decision) -> Instance:
-        """The scheduling instance of a decision, its device r being the cluster's ``decision.devices[r]``."""
+    def instance(self, decision: Decision, *, fold: bool = True) -> Instance:
+        """The scheduling instance of a decision, its device r being the cluster's ``decision.devices[r]``.
+
+        ``fold``: a recomputation is part of its stage's B (else an R of its own).
+        """
         self._require_whole(decision)
         p, each, layers = self.num_devices, self.cluster.each, self.profile.layers
         places = place(p, decision.placement)
@@ -146,6 +149,7 @@ class DecisionProblem:
                     speed=speed,
                     keep=keep,
                     host=self.cluster.host,
+                    fold=fold,
                 )
             )
             static[r] += self.static(end - size, end)
