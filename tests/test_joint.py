@@ -124,6 +124,9 @@ def test_no_family_bound_is_above_its_best_member(problem: DecisionProblem) -> N
         if bound == relaxation.to_go_after and problem.objective == "span":
             continue
         assert min(map(bound, relaxation.starts())) <= best + 1e-9
+    for effort in (0.0, 3.0):
+        hurried = Relaxation(problem, placement, math.inf, effort)
+        assert min(map(hurried.to_go, hurried.starts())) <= best + 1e-9
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)

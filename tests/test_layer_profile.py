@@ -225,7 +225,8 @@ def test_the_joint_plan_beats_the_even_split_when_run() -> None:
     ]
     print(
         f"even {splits[0]}: predicted {even.makespan:.1f} ms, measured {best['even']:.1f} ms; "
-        f"joint {splits[1]}: {joint.makespan:.1f}, {best['joint']:.1f}; gain predicted {predicted_gain:.1%}, measured {gain:.1%}"
+        f"joint {splits[1]}: {joint.makespan:.1f}, {best['joint']:.1f}; "
+        f"gain predicted {predicted_gain:.1%}, measured {gain:.1%}"
     )
     assert predicted_gain > 0.05
     assert gain > 0

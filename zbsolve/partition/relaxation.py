@@ -59,10 +59,20 @@ class Option(NamedTuple):
 
 
 class Relaxation:
-    """Options and bounds of one placement. ``cutoff``: costs from there on need not be told apart."""
+    """Options and bounds of one placement.
 
-    def __init__(self, problem: DecisionProblem, placement: Placement, cutoff: float) -> None:
-        self.problem, self.placement, self.cutoff = problem, placement, cutoff
+    Parameters
+    ----------
+    cutoff : float
+        Costs from there on need not be told apart.
+    effort : float
+        How many options the dynamic programs may look at; beyond that :meth:`balanced` stands in for them.
+    """
+
+    def __init__(
+        self, problem: DecisionProblem, placement: Placement, cutoff: float, effort: float = math.inf
+    ) -> None:
+        self.problem, self.placement, self.cutoff, self.effort = problem, placement, cutoff, effort
         self.layers = len(problem.profile.layers)
         self.p, self.m = problem.num_devices, problem.num_microbatches
         self.chunks = CHUNKS[placement]
@@ -70,11 +80,14 @@ class Relaxation:
         self._hops = _class_hops(problem)
         self._least_hop = min((h for rows in self._hops.values() for h in rows), default=0.0)
         self._fastest = max(cls.speed for cls in problem.classes)
-        self._between_f, self._between_b = [0.0], [0.0]
+        self._between_f, self._between_b, self._work = [0.0], [0.0], [0.0]
         for layer in problem.profile.layers:
             self._between_f.append(self._between_f[-1] + layer.t_f / self._fastest)
             t_b = layer.t_b if layer.t_bw is None else min(layer.t_b, layer.t_bw)
             self._between_b.append(self._between_b[-1] + t_b / self._fastest)
+            backward = layer.t_b + layer.t_w
+            least = backward if layer.t_bw is None else min(backward, layer.t_bw)
+            self._work.append(self._work[-1] + layer.t_f + least)
         self._alone: dict[tuple[object, ...], float] = {}
         self._least: dict[State, float] = {}
         self._after: dict[State, float] = {}
@@ -246,6 +259,19 @@ class Relaxation:
 
     # --- the rest -------------------------------------------------------------------------------------
 
+    def balanced(self, state: State) -> float:
+        """The rest dealt out as if layers could be cut anywhere: no way leaves every device less work."""
+        left = self.p - sum(state.used)
+        speeds = [
+            members.speed
+            for members, used in zip(self.problem.classes, state.used, strict=True)
+            for _ in range(len(members.members) - used)
+        ]
+        work = self._work[state.middle if self.placement == "loop" else state.high] - self._work[state.low]
+        if self.placement == "loop":
+            work += self._work[self.layers] - self._work[state.high]
+        return self.m * work / sum(sorted(speeds)[-left:])
+
     def to_go(self, state: State) -> float:
         """Least, over all ways to deal out the rest, of the worst one-device bound in it.
 
@@ -256,12 +282,15 @@ class Relaxation:
         found = self._least.get(state)
         if found is not None:
             return found
+        if self.effort <= 0:
+            return self.balanced(state)
         ahead, behind = self.chain(state.used, state.last, state.low)
         cheap = []
         for option in self.options(state):
             hop = self.hop(state, option.cls)
             head = ahead + hop if self.makespan else 0.0
             for keep in self.keeps():
+                self.effort -= 1
                 value = head + self.work(option, keep)
                 if value < self.cutoff:
                     cheap.append((value, option, keep, head, behind + hop))
@@ -283,9 +312,12 @@ class Relaxation:
         found = self._after.get(state)
         if found is not None:
             return found
+        if self.effort <= 0:
+            return self.balanced(state)
         best = self.cutoff
         plain = (Keep.plain,) * self.chunks
         for option in self.options(state):
+            self.effort -= 1
             hop = self.hop(state, option.cls)
             work = hop + self.work(option, plain)
             if work < best:

@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 # Seconds that the solver gets on one decision, each time its turn comes.
 SLICES = (1.0, 4.0, 15.0, 60.0)
 
+# Options that the dynamic programs look at in a second, about; they may take 0.3 of the time.
+OPTIONS_PER_SECOND = 50_000.0
+FIXED_EFFORT_SECONDS = 20.0
+
 # How the time is shared while a single decision has the least bound.
 SHARES = {"prove": 0.4, "explore": 0.35, "improve": 0.25}
 
@@ -269,8 +273,10 @@ class JointSearch:
         problem = self.problem
         for decision in seeds(problem):
             self._examine(decision, 0.0)
+        seconds = FIXED_EFFORT_SECONDS if self.steps is not None else self.time_limit
+        effort = OPTIONS_PER_SECOND * 0.3 * seconds / len(problem.placements)
         relaxations = {
-            placement: Relaxation(problem, placement, self.cost) for placement in problem.placements
+            placement: Relaxation(problem, placement, self.cost, effort) for placement in problem.placements
         }
         for placement, relaxation in relaxations.items():
             for state in relaxation.starts():
