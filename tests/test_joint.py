@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tests.brute_force import brute_force
 from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster, load_cluster
 from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.partition.decisions import count_decisions
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
 from zbsolve.partition.outcome import even_plan, runnable_plan
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
-from zbsolve.partition.search import JointResult, count_decisions, decide
+from zbsolve.partition.search import JointResult, decide
 from zbsolve.partition.settled import settled_bound
 from zbsolve.plan import check_plan
 

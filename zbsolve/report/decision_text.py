@@ -88,6 +88,8 @@ def joint_lines(result: JointResult, even: Plan | None) -> list[str]:
             f"even split   {time_text(even.cost)} {unit} ({even.status}, gap {even.gap:.2%}); "
             f"the joint plan against it: {gain_text(gain)}"
         )
+    if Keep.recompute in problem.keeps:
+        lines.append("recompute    per stage, each R right before its B: so the joint bound counts it")
     if problem.split is not None:
         lines.append("the split was given: only the rest was decided")
     return lines
