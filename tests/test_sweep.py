@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,9 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from zbsolve.cli import app
-from zbsolve.cluster import Cluster, DeviceGroup, Link, equal_cluster
+from zbsolve.cluster import Cluster, DeviceGroup, Link, equal_cluster, load_cluster
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.partition.layers import Layer, LayerProfile
+from zbsolve.partition.layers import Layer, LayerProfile, load_layers
 from zbsolve.sweep.grid import Config, Grid, Inputs, Outcome, all_reduce, evaluate
 from zbsolve.sweep.pareto import num_devices, pareto_front, peak_memory, time_per_sample
 from zbsolve.sweep.run import run_sweep
@@ -229,3 +230,15 @@ def test_command_prints_fronts_and_draws(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, [*arguments, "--schedule", "2f2b"])
     assert wrong.exit_code == 2
     assert "2f2b" in wrong.stderr
+
+
+def test_few_steps_are_enough_on_unlike_devices() -> None:
+    """A 7B on the 8 unequal devices that ship: the plan of a sweep is within 3 % of its joint bound."""
+    folder = Path(str(resources.files("zbsolve.instances")))
+    inputs = Inputs(
+        (load_layers(folder / "model-llama-7b.json"),), load_cluster(folder / "cluster-8-unequal.json")
+    )
+    outcome = evaluate(inputs, config(p=8, m=32), steps=2)
+    assert outcome.lower_bound <= outcome.step <= outcome.lower_bound * 1.03
+    # Two replicas of 4: the four equal fast devices, and the four others; these are slower.
+    assert evaluate(inputs, config(p=4, d=2, m=16), steps=2).slowest == 1

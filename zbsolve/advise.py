@@ -26,9 +26,9 @@ from zbsolve.sweep.grid import Config, Grid, Inputs, Outcome, evaluate
 # How many rivals are costed again under other circumstances.
 RIVALS = 3
 
-# Families that the joint search divides: for each way, and for each under another circumstance.
-STEPS = 12
-STEPS_AGAIN = 4
+# Families that the joint search divides per pipeline device: for each way, and under another circumstance.
+STEPS = 4
+STEPS_AGAIN = 2
 
 # Below this share of the step a gain is called none: a profile is not that exact.
 WORTH_IT = 0.01
@@ -205,7 +205,7 @@ def _reasons(
         )
     if config.p == 1:
         return
-    problem = problem_of(inputs, config)
+    problem = problem_of(inputs, best)
     yield from _schedules(inputs, best)
     yield _placement(best, candidates)
     yield _split(problem, outcome)
@@ -214,9 +214,11 @@ def _reasons(
     yield _links(problem, outcome)
 
 
-def problem_of(inputs: Inputs, config: Config) -> DecisionProblem:
-    """The decision that one replica (the first) of a configuration leaves open."""
-    part = inputs.cluster.with_memory(config.memory).part(0, config.p)
+def problem_of(inputs: Inputs, candidate: Candidate) -> DecisionProblem:
+    """The decision that the slowest replica of a candidate leaves open."""
+    config = candidate.config
+    first = candidate.outcome.slowest * config.p
+    part = inputs.cluster.with_memory(config.memory).part(first, config.p)
     return DecisionProblem(
         inputs.profile(config.microbatch_size),
         part,

@@ -76,8 +76,8 @@ def advise_command(
         _print_advice(inputs, advice)
         if solved is not None:
             typer.echo(
-                f"wrote {plan}: makespan {solved.plan.makespan:.6g}, joint bound {solved.lower_bound:.6g}, "
-                f"gap {solved.gap:.3%}"
+                f"wrote {plan} (the slowest replica): makespan {solved.plan.makespan:.6g}, "
+                f"joint bound {solved.lower_bound:.6g}, gap {solved.gap:.3%}"
             )
 
 
@@ -85,7 +85,7 @@ def _solve(inputs: Inputs, advice: Advice, time_limit: float) -> JointResult:
     from zbsolve.advise import problem_of
     from zbsolve.partition.search import decide
 
-    return decide(problem_of(inputs, advice.best.config), time_limit=time_limit)
+    return decide(problem_of(inputs, advice.best), time_limit=time_limit)
 
 
 def _print_advice(inputs: Inputs, advice: Advice) -> None:

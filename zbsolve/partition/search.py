@@ -128,6 +128,8 @@ class JointSearch:
         self.families: list[_Entry] = []
         self.deepest: list[tuple[int, float, int, _Entry]] = []
         self.dive = True
+        self.divided = 0
+        self.arrived = False  # whether a dive has come to a single decision yet
         self.singles: list[_Entry] = []
         self.spent = dict.fromkeys(SHARES, 0.0)
         self.stuck = math.inf  # least bound of a decision that the solver could not close
@@ -238,6 +240,7 @@ class JointSearch:
                 if not self._closed(bound):
                     self._push(replace(entry, bound=bound, fresh=False, taken=False))
                 return
+        self.divided += 1
         makespan = self.problem.objective == "makespan"
         for option in relaxation.options(state):
             hop = relaxation.hop(state, option.cls)
@@ -260,6 +263,7 @@ class JointSearch:
                 settled = (*entry.settled, (option, keep))
                 if sum(option.after.used) == self.problem.num_devices:
                     self._examine(decision_of(self.problem, entry.placement, settled), bound)
+                    self.arrived = True
                     continue
                 behind = tail + (back(first) if entry.settled else first.min_backward)
                 number = next(self._numbers)
@@ -286,10 +290,8 @@ class JointSearch:
                     self._push(entry)
         said = self.left
         while not self._done() and self.left > 0 and (self.families or self.singles):
-            if self.steps is not None:
-                if self.steps == 0 or not self.families:
-                    break
-                self.steps -= 1
+            if self.steps is not None and (self.divided >= self.steps or not self.families):
+                break
             self._step(relaxations)
             if said - self.left > 1.0:
                 said = self.left
@@ -342,11 +344,13 @@ class JointSearch:
         heapq.heappush(self.deepest, (family.depth, family.bound, family.number, family))
 
     def _next_family(self) -> _Entry:
-        """By turns the family with the least bound, and the most settled one: plans are found at the end.
+        """By turns the most settled family, where plans are found, and the one with the least bound.
+
+        Until a first single decision is reached it is the most settled one each time.
 
         Each is in two queues; whoever is taken from one is passed over in the other.
         """
-        self.dive = not self.dive
+        self.dive = not self.dive or not self.arrived
         entry = heapq.heappop(self.families)
         while self.dive and self.deepest:
             deep = heapq.heappop(self.deepest)[-1]

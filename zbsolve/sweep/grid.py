@@ -25,10 +25,10 @@ from zbsolve.plan import Plan
 from zbsolve.solver import solve
 
 # What a configuration costs depends on these rules; another number makes stored results void.
-RULES = 1
+RULES = 2
 
-# Families that the joint search divides per configuration.
-STEPS = 24
+# Families that the joint search divides per configuration and pipeline device.
+STEPS = 6
 
 # Gradients of 2 bytes beside 16 of static memory a parameter (mixed-precision Adam).
 GRADIENT_SHARE = 0.125
@@ -147,7 +147,9 @@ class Outcome:
     lower_bound : float
         No plan for this configuration has a shorter step (for a baseline: on its own split).
     peak_memory : float
-        Of the device that holds most.
+        Of the device that holds most (in the slowest replica).
+    slowest : int
+        Number of the slowest replica, whose figures and layers these are.
     """
 
     status: str
@@ -158,6 +160,7 @@ class Outcome:
     per_sample: float = 0.0
     lower_bound: float = 0.0
     peak_memory: float = 0.0
+    slowest: int = 0
     layers_per_stage: tuple[int, ...] = ()
     keep: tuple[str, ...] = ()
 
@@ -171,17 +174,18 @@ class Outcome:
 def evaluate(inputs: Inputs, config: Config, steps: int = STEPS) -> Outcome:
     """Cost of one configuration: the slowest replica, and the all-reduce between replicas.
 
-    ``steps``: families that the joint search divides for a replica.
+    ``steps``: families that the joint search divides for a replica, per pipeline device.
     """
     profile = inputs.profile(config.microbatch_size)
     cluster = inputs.cluster.with_memory(config.memory)
     parts = [cluster.part(number * config.p, config.p) for number in range(config.d)]
     slowest: tuple[Plan, float, tuple[int, ...], tuple[str, ...]] | None = None
+    number = 0
     try:
         for part in dict.fromkeys(parts):
             found = _replica(profile, part, config, steps)
             if slowest is None or found[0].makespan > slowest[0].makespan:
-                slowest = found
+                slowest, number = found, parts.index(part)
     except InfeasibleError as error:
         return Outcome("infeasible", str(error))
     except InputError as error:
@@ -198,6 +202,7 @@ def evaluate(inputs: Inputs, config: Config, steps: int = STEPS) -> Outcome:
         per_sample=step / (config.d * config.m * config.microbatch_size),
         lower_bound=bound + reduce,
         peak_memory=max(plan.peak_memory),
+        slowest=number,
         layers_per_stage=split,
         keep=keep,
     )
@@ -209,7 +214,7 @@ def _replica(
     keeps = (Keep.plain, Keep.recompute) if config.recompute else (Keep.plain,)
     problem = DecisionProblem(profile, part, config.p, config.m, placements=(config.placement,), keeps=keeps)
     if config.schedule == "solved":
-        result = decide(problem, time_limit=1e9, steps=steps)
+        result = decide(problem, time_limit=1e9, steps=steps * config.p)
         kept = tuple(keep.value for keep in result.decision.keep)
         return result.plan, result.lower_bound, result.decision.split, kept
     stages = CHUNKS[config.placement] * config.p
