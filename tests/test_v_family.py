@@ -58,6 +58,16 @@ def test_v_baselines_are_valid_at_any_size(name: str, p: int, m: int) -> None:
         assert check(timed_on, schedule) == []
 
 
+def test_greedy_constructions_split_every_backward() -> None:
+    """Where the instance could fuse (as measured profiles can), ZB-V and ZB-1p still run B and W."""
+    for name, placement in (("zb-v", "v"), ("zb-1p", "linear"), ("v-half", "v")):
+        plain = equal_stages(3, 7, placement="v" if placement == "v" else "linear")
+        fusible = plain.with_changes(
+            stages=[stage.model_copy(update={"t_bw": 1.5}) for stage in plain.stages]
+        )
+        assert BASELINES[name].orders(fusible) == BASELINES[name].orders(plain)
+
+
 def test_zb_v_candidates_keep_to_the_given_memory() -> None:
     """Every variant stays within the room it was given, and one of them is the published one."""
     instance = equal_stages(4, 10, 3.0, 4.0, 2.0, 0.5, placement="v", mem_w=0.5)
