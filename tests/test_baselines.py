@@ -17,7 +17,7 @@ from zbsolve.simulator import simulate
 
 KNOWN = json.loads((resources.files("zbsolve.instances") / "known.json").read_text())["instances"]
 CELLS = [
-    pytest.param(name, marks=[pytest.mark.slow] if "m256" in name else [])
+    pytest.param(name, marks=[pytest.mark.slow] if "28.3B" in name else [])
     for name in KNOWN
     if name.startswith("zb-")
 ]

@@ -18,7 +18,7 @@ from zbsolve.schedule import check
 from zbsolve.simulator import simulate
 
 KNOWN = json.loads((resources.files("zbsolve.instances") / "known.json").read_text())["instances"]
-BIG = ("zbv-p24-m192", "zbv-p32-m256")
+BIG = "zbv-p24-m192", "zbv-p32-m96", "zbv-p32-m128", "zbv-p32-m256"
 CELLS = [
     pytest.param(name, marks=[pytest.mark.slow] if name in BIG else [])
     for name in KNOWN
