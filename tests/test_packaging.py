@@ -121,6 +121,7 @@ def test_wheel_holds_every_module_once(wheel: Path) -> None:
             expected |= {f"zbsolve/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / inner).glob("*.py")}
     expected |= {f"zbsolve/instances/{path.name}" for path in (ROOT / "instances").glob("*.json")}
     expected |= {f"zbsolve/runtime/{path.name}" for path in (ROOT / "runtime").glob("*.txt")}
+    expected |= {f"zbsolve/report/viewer/{p.name}" for p in (ROOT / "zbsolve/report/viewer").iterdir()}
     expected.add("zbsolve/py.typed")
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert len(names) == len(set(names))
