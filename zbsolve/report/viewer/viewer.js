@@ -285,7 +285,7 @@ class Viewer {
       lines.push(element("b", {}, `idle ${formatAmount(hit.bubble.end - hit.bubble.start, lane.timeUnit)} (${this.chart.reasons[hit.bubble.reason].name})`), element("div", {}, hit.bubble.sentence));
     } else {
       const cap = lane.memory.cap[hit.device];
-      lines.push(element("div", {}, `device ${hit.device} at ${formatAmount(hit.time, lane.timeUnit)}: ${formatAmount(lane.memoryAt(hit.device, hit.time), lane.memoryUnit)}${cap === null ? "" : ` of ${formatNumber(cap)}`}`));
+      lines.push(element("div", {}, `device ${hit.device} at ${formatAmount(hit.time, lane.timeUnit, 4)}: ${formatAmount(lane.memoryAt(hit.device, hit.time), lane.memoryUnit)}${cap === null ? "" : ` of ${formatNumber(cap)}`}`));
     }
     this.tip.replaceChildren(...lines);
     const { innerWidth, innerHeight } = window;
