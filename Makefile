@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[runtime,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[runtime,playground,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)

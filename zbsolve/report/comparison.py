@@ -7,7 +7,7 @@ none. A baseline over the memory cap is still listed, marked as not fitting.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zbsolve.baselines import BASELINES
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTable:
-    """All rows, the solved plan last, and the baselines that do not apply with the rule they need."""
+    """All rows, a solved plan last, and the baselines that do not apply with the rule they need."""
 
     rows: tuple[Row, ...]
     not_applicable: tuple[tuple[str, str], ...]
@@ -68,13 +68,20 @@ def gain_text(gain: float | None) -> str:
     return f"{gain:.1%} of the step" if gain > 0 else f"{-gain:.1%} slower"
 
 
-def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, reference: float | None) -> Row:
-    """Figures of one schedule beside a plan; ``reference`` is 1F1B's cost under the plan's objective.
+def make_row(
+    name: str,
+    instance: Instance,
+    objective: str,
+    timed_on: Instance,
+    schedule: Schedule,
+    reference: float | None,
+) -> Row:
+    """Figures of one schedule on an instance; ``reference`` is 1F1B's cost under the objective.
 
-    Memory is judged by the cap of the plan's instance: some baselines are built under a cap of their own.
+    Memory is judged by the cap of ``instance``: some baselines are built under a cap of their own.
     """
     peaks = [peak_memory(timed_on, device, order) for device, order in enumerate(schedule.orders)]
-    cost = schedule.cost(plan.objective)
+    cost = schedule.cost(objective)
     return Row(
         name=name,
         makespan=schedule.makespan,
@@ -82,7 +89,7 @@ def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, refe
         bubble_rate_makespan=bubble_rate(schedule, schedule.makespan),
         bubble_rate_span=bubble_rate(schedule, schedule.span),
         peak_memory=max(peaks),
-        fits_cap=all(plan.instance.fits(device, peak) for device, peak in enumerate(peaks)),
+        fits_cap=all(instance.fits(device, peak) for device, peak in enumerate(peaks)),
         gain=None if not reference else (reference - cost) / reference,
     )
 
@@ -109,9 +116,8 @@ def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, 
     return schedule.cost(objective), ""
 
 
-def compare_with_baselines(plan: Plan) -> ComparisonTable:
-    """Every applicable baseline, then the plan itself, on the plan's instance."""
-    instance, objective = plan.instance, plan.objective
+def compare_baselines(instance: Instance, objective: str) -> ComparisonTable:
+    """Every applicable baseline on an instance."""
     reference, reason = one_f_one_b_cost(instance, objective)
     rows = []
     not_applicable = []
@@ -121,9 +127,17 @@ def compare_with_baselines(plan: Plan) -> ComparisonTable:
         except ZbsolveError as error:
             not_applicable.append((name, str(error)))
             continue
-        rows.append(make_row(name, plan, timed_on, schedule, reference))
-    rows.append(make_row(f"zbsolve ({plan.solver.name})", plan, instance, plan.schedule(), reference))
+        rows.append(make_row(name, instance, objective, timed_on, schedule, reference))
     return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
+
+
+def compare_with_baselines(plan: Plan) -> ComparisonTable:
+    """Every applicable baseline, then the plan itself, on the plan's instance."""
+    instance, objective = plan.instance, plan.objective
+    table = compare_baselines(instance, objective)
+    reference, _ = one_f_one_b_cost(instance, objective)
+    own = make_row(f"zbsolve ({plan.solver.name})", instance, objective, instance, plan.schedule(), reference)
+    return replace(table, rows=(*table.rows, own))
 
 
 def cap_text(instance: Instance, device: int) -> str:
