@@ -86,7 +86,7 @@ def test_cancel_keeps_the_best_plan(pages: Pages, address: str) -> None:
         page.fill(f"#{field}", value)
     wait_for_text(page, "#notes", "288 tasks")
     page.click("#solve")
-    page.wait_for_selector("#curve polyline")
+    page.wait_for_selector("#curve polyline", state="attached")
     assert page.is_disabled("#solve")
     page.click("#cancel")
     page.wait_for_selector("#downloads:not([hidden])", timeout=30_000)

@@ -22,8 +22,9 @@ logger = logging.getLogger(__name__)
 
 MOST_RUNNING = 2
 MOST_KEPT = 20
-# After a cancel a search may finish its current step; then it is ended by force.
-PATIENCE = 10.0
+# After a cancel a search may finish its current step; it is asked again, then ended by force.
+PATIENCE = 12.0
+REMINDERS = 4
 LONGEST_LINE = 2**28
 
 
@@ -127,6 +128,7 @@ class JobBoard:
             instance = parse_instance(data["instance"], "plan: instance")
             job.plan = await asyncio.to_thread(Plan.model_validate, {**data, "instance": instance})
             plan = job.plan
+            line["interrupted"] |= job.cancelled  # CP-SAT ends on the signal without a word
             line |= {
                 "status": plan.status,
                 "cost": plan.cost,
@@ -140,12 +142,18 @@ class JobBoard:
 
     async def cancel(self, job: Job) -> None:
         """Ask the search to stop and keep its best plan; end it by force when it does not listen."""
-        if not job.running or job.process is None:
+        if not job.running:
             return
         job.cancelled = True
-        with contextlib.suppress(ProcessLookupError):
-            job.process.send_signal(signal.SIGINT)
-        asyncio.get_running_loop().call_later(PATIENCE, self._kill, job)
+        loop = asyncio.get_running_loop()
+        for again in range(REMINDERS):
+            loop.call_later(again * PATIENCE / REMINDERS, self._interrupt, job)
+        loop.call_later(PATIENCE, self._kill, job)
+
+    def _interrupt(self, job: Job) -> None:
+        if job.running and job.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                job.process.send_signal(signal.SIGINT)
 
     def _kill(self, job: Job) -> None:
         if job.process is not None and job.process.returncode is None:

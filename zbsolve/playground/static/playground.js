@@ -180,7 +180,7 @@
       finish(new Error(line.message));
     } else {
       curve.add({ seconds: line.seconds, cost: line.cost, bound: line.bound });
-      const ended = line.interrupted ? "cancelled: the best plan until then" : line.status === "optimal" ? "proven optimal" : "best found";
+      const ended = line.status === "optimal" ? "proven optimal" : line.interrupted ? "cancelled: the best plan until then" : "best found";
       $("status").textContent = `${ended}: ${job.objective} ${format(line.cost)} ${job.unit}, lower bound ${format(line.bound)}, gap ${(100 * line.gap).toFixed(3)} % (found by ${line.found_by}, bound by ${line.proved_by}, ${line.seconds.toFixed(1)} s)`;
       const { key, against } = job;
       finish(null);
