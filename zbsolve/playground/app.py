@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -271,12 +269,9 @@ def _chrome_trace(plan: Plan) -> str:
 
 def _picture(suffix: str) -> Callable[[Plan], bytes]:
     def draw(plan: Plan) -> bytes:
-        from zbsolve.report.figures import save_plan_figure
+        from zbsolve.report.figures import plan_picture
 
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"plan{suffix}"
-            save_plan_figure(path, plan)
-            return path.read_bytes()
+        return plan_picture(plan, suffix)
 
     return draw
 

@@ -9,6 +9,7 @@ artist a box, so that tens of thousands of tasks take seconds.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,14 @@ def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -
         title += " (emulated)" if trace.mode == "emulated" else ""
         title += "; upper lanes predicted, lower lanes measured"
     _save(path, _gantt_figure(plan.instance, lanes, predicted, title))
+
+
+def plan_picture(plan: Plan, suffix: str) -> bytes:
+    """The picture of :func:`save_plan_figure` as bytes, for pages and notebooks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"plan{suffix}"
+        save_plan_figure(path, plan)
+        return path.read_bytes()
 
 
 def save_trace_figure(path: str | Path, instance: Instance, trace: Trace) -> None:
