@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zbsolve.cli.base import command, make_console, status
-from zbsolve.cli.inputs import check_writable, load_instance, schema_of
+from zbsolve.cli.inputs import PICTURES, check_picture, check_writable, load_instance, schema_of
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from zbsolve.plan import Plan
     from zbsolve.trace import Trace
 
-PICTURES = (".png", ".svg", ".pdf")
+
+class Figure(StrEnum):
+    """What a picture of a plan shows."""
+
+    gantt = "gantt"
+    memory = "memory"
 
 
 @command("show")
@@ -39,6 +45,7 @@ def show_command(
         str | None,
         typer.Option(metavar="P2.json", help="Page only: this plan beside the first, on one axis."),
     ] = None,
+    figure: Annotated[Figure, typer.Option(help="What a picture of a plan shows.")] = Figure.gantt,
     width: Annotated[int | None, typer.Option(min=40, help="Columns of the text chart.")] = None,
 ) -> None:
     """Draw a plan, an instance or a measured run.
@@ -58,7 +65,12 @@ def show_command(
         raise InputError(
             f"--against {against}: two plans are set side by side on a page: give a plan and -o x.html"
         )
-    if kind == "plan":
+    if figure is Figure.memory:
+        if kind != "plan" or output is None:
+            raise InputError(f"--figure {figure}: give a plan and -o with one of {', '.join(PICTURES)}")
+        check_picture(output)
+        _show_memory(file, output)
+    elif kind == "plan":
         _show_plan(file, output, trace, against, width)
     elif kind == "instance":
         _show_instance(file, output)
@@ -109,6 +121,12 @@ def _show_plan(
         from zbsolve.report.chrome_trace import chrome_trace, save_chrome_trace
 
         save_chrome_trace(output, chrome_trace(plan, trace))
+
+
+def _show_memory(file: str, output: Path) -> None:
+    from zbsolve.report.curves import save_memory_figure
+
+    save_memory_figure(output, _load_drawable(file))
 
 
 def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:

@@ -76,7 +76,7 @@ def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -
         title += f"\nmeasured makespan {trace.makespan:.6g} {unit}, median of {len(trace.steps)} steps"
         title += " (emulated)" if trace.mode == "emulated" else ""
         title += "; upper lanes predicted, lower lanes measured"
-    _save(path, _gantt_figure(plan.instance, lanes, predicted, title))
+    save_figure(path, _gantt_figure(plan.instance, lanes, predicted, title))
 
 
 def plan_picture(plan: Plan, suffix: str) -> bytes:
@@ -90,7 +90,7 @@ def plan_picture(plan: Plan, suffix: str) -> bytes:
 def save_trace_figure(path: str | Path, instance: Instance, trace: Trace) -> None:
     """Gantt chart of the median measured step alone."""
     title = f"{trace.model}: measured makespan {trace.makespan:.6g} {trace.time_unit} ({trace.mode})"
-    _save(path, _gantt_figure(instance, [_measured_lane(instance, trace)], None, title))
+    save_figure(path, _gantt_figure(instance, [_measured_lane(instance, trace)], None, title))
 
 
 def save_instance_figure(path: str | Path, instance: Instance) -> None:
@@ -111,7 +111,7 @@ def save_instance_figure(path: str | Path, instance: Instance) -> None:
     axes.set_xlabel(f"time per micro-batch ({instance.time_unit})")
     axes.set_title(instance.name)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _save(path, figure)
+    save_figure(path, figure)
 
 
 def _measured_lane(instance: Instance, trace: Trace) -> Lane:
@@ -119,11 +119,12 @@ def _measured_lane(instance: Instance, trace: Trace) -> Lane:
     return Lane("measured", measured_schedule(instance, step), measured_waits(step))
 
 
-def _save(path: str | Path, figure: Figure) -> None:
+def save_figure(path: str | Path, figure: Figure) -> None:
+    """Write a figure in the format that its suffix names, whole or not at all; equal figures, equal bytes."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: unknown picture format: use {', '.join(FORMATS)}")
-    # Equal plans give equal files: no date, and fixed element ids.
+    # No date, and fixed element ids.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     with mpl.rc_context({"svg.hashsalt": "zbsolve", "svg.fonttype": "none"}):
         write_atomically(
