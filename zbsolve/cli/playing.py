@@ -34,6 +34,7 @@ def playground_command(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # who follows the address before the server is up waits, and is not refused
     except OSError as error:
         raise InputError(
             f"--host {host} --port {port}: cannot listen there ({error.strerror}): "

@@ -141,9 +141,9 @@ def _gantt_figure(
 ) -> Figure:
     p = instance.num_devices
     longest = max(len(order) for lane in lanes for order in lane.schedule.devices)
-    lane_height = 0.42 if p <= 8 else 0.28
+    lane_height, space = (0.42, 0.10) if p <= 8 else (0.28, 0.10) if p <= 32 else (0.14, 0.04)
     band = 0.0 if memory_of is None else 0.6 * lane_height
-    row = len(lanes) * lane_height + band + 0.10
+    row = len(lanes) * lane_height + band + space
     font = min(9.0, 0.62 * lane_height * _POINTS_PER_INCH)
     names = [_device_label(instance, d, memory_of) for d in range(p)]
     handles = _legend(instance, lanes, memory_of)
@@ -169,7 +169,7 @@ def _gantt_figure(
         _draw_memory(axes, instance, memory_of, [d * row + len(lanes) * lane_height for d in range(p)], band)
     axes.set_xlim(first, last)
     axes.set_ylim(row * p, 0)
-    axes.set_yticks([d * row + (row - 0.10) / 2 for d in range(p)], names, fontsize=max(7.0, font))
+    axes.set_yticks([d * row + (row - space) / 2 for d in range(p)], names, fontsize=max(7.0, font))
     axes.tick_params(axis="y", length=0)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
