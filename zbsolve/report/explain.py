@@ -12,14 +12,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import NamedTuple
 
 from zbsolve.graph import Task, TaskKind, predecessors
 from zbsolve.instance import Instance
 from zbsolve.memory import MemoryPoint, effect, memory_curve
+from zbsolve.report.causes import (
+    Cause,
+    cause_of,
+    critical_path,
+    groups_of,
+    previous_on_device,
+    slack_of,
+    window,
+)
 from zbsolve.schedule import TIME_RTOL, Schedule, TimedTask
-from zbsolve.simulator import topological_order
 
 
 class Reason(StrEnum):
@@ -43,16 +49,6 @@ REASONS: dict[Reason, str] = {
     Reason.LATE: "held back on purpose: no input is missing",
     Reason.DRAIN: "the device has done all its tasks",
 }
-
-
-class Cause(NamedTuple):
-    """What fixed a task's start: the end of another task, plus a hop. ``task`` is None where nothing did."""
-
-    task: Task | None
-    hop: float
-
-
-NOTHING = Cause(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,99 +107,16 @@ def explain(instance: Instance, schedule: Schedule, objective: str = "makespan")
     times = {timed.task: timed for timed in schedule}
     device_of = {timed.task: d for d, program in enumerate(schedule.devices) for timed in program}
     tolerance = TIME_RTOL * max(1.0, schedule.makespan)
-    previous = _previous_on_device(schedule, tolerance)
-    cause = {task: _cause(instance, task, times, previous, tolerance) for task in times}
-    slack = _slack(instance, schedule, times, previous, objective)
+    groups = list(groups_of(schedule, tolerance))
+    previous = previous_on_device(schedule, groups)
+    cause = {task: cause_of(instance, task, times, previous, tolerance) for task in times}
+    slack = slack_of(instance, schedule, times, previous, groups, objective, tolerance)
     return Explanation(
         slack=slack,
         cause=cause,
-        critical_path=_critical_path(schedule, cause, objective),
+        critical_path=critical_path(schedule, cause, objective),
         bubbles=tuple(_Bubbles(instance, schedule, times, cause, device_of, tolerance)),
     )
-
-
-def _window(schedule: Schedule) -> tuple[float, float]:
-    """First start and last end; a drawing's axis (``time_range``) is never empty, this is what it is."""
-    first = min((timed.start for timed in schedule), default=0.0)
-    return first, first + schedule.makespan
-
-
-def _previous_on_device(schedule: Schedule, tolerance: float) -> dict[Task, TimedTask]:
-    """The task that had to end before each (tasks that overlap on purpose hold nobody)."""
-    previous: dict[Task, TimedTask] = {}
-    for program in schedule.devices:
-        for earlier, later in pairwise(program):
-            if earlier.end <= later.start + tolerance:
-                previous[later.task] = earlier
-    return previous
-
-
-def _limits(
-    instance: Instance, task: Task, times: Mapping[Task, TimedTask], previous: Mapping[Task, TimedTask]
-) -> Iterator[tuple[float, Cause]]:
-    """Earliest start by each constraint of a task, with its cause."""
-    before = previous.get(task)
-    if before is not None:
-        yield before.end, Cause(before.task, 0.0)
-    for edge in predecessors(instance, task):
-        needed = times.get(edge.before)
-        if needed is not None:
-            yield needed.end + edge.lag, Cause(needed.task, edge.lag)
-
-
-def _cause(
-    instance: Instance,
-    task: Task,
-    times: Mapping[Task, TimedTask],
-    previous: Mapping[Task, TimedTask],
-    tolerance: float,
-) -> Cause:
-    limit, cause = max(
-        _limits(instance, task, times, previous), key=lambda item: item[0], default=(0.0, NOTHING)
-    )
-    return cause if cause.task is not None and limit >= times[task].start - tolerance else NOTHING
-
-
-def _slack(
-    instance: Instance,
-    schedule: Schedule,
-    times: Mapping[Task, TimedTask],
-    previous: Mapping[Task, TimedTask],
-    objective: str,
-) -> dict[Task, float]:
-    """Latest ends by one pass backwards in time over dependencies and device orders."""
-    last = _window(schedule)[1]
-    latest: dict[Task, float] = {}
-    for program in schedule.devices:
-        deadline = last if objective == "makespan" or not program else program[0].start + schedule.span
-        latest.update((timed.task, deadline) for timed in program)
-    for _, task in reversed(topological_order(instance, schedule.orders)):
-        timed = times[task]
-        latest_start = latest[task] - (timed.end - timed.start)
-        for limit, cause in _limits(instance, task, times, previous):
-            assert cause.task is not None  # every limit names the task that sets it
-            hop = limit - times[cause.task].end
-            latest[cause.task] = min(latest[cause.task], latest_start - hop)
-    return {task: max(0.0, end - times[task].end) for task, end in latest.items()}
-
-
-def _critical_path(schedule: Schedule, cause: Mapping[Task, Cause], objective: str) -> tuple[Task, ...]:
-    """From the task whose end fixes the cost, back along causes."""
-    programs = [program for program in schedule.devices if program]
-    if not programs:
-        return ()
-    if objective == "span":
-        program = max(programs, key=lambda program: program[-1].end - program[0].start)
-    else:
-        program = max(programs, key=lambda program: program[-1].end)
-    task: Task | None = program[-1].task
-    path: list[Task] = []
-    seen: set[Task] = set()
-    while task is not None and task not in seen:
-        path.append(task)
-        seen.add(task)
-        task = cause[task].task
-    return tuple(reversed(path))
 
 
 class _Bubbles:
@@ -223,7 +136,7 @@ class _Bubbles:
         self.tolerance = tolerance
 
     def __iter__(self) -> Iterator[Bubble]:
-        first, last = _window(self.schedule)
+        first, last = window(self.schedule)
         for device, program in enumerate(self.schedule.devices):
             curve = memory_curve(self.instance, device, self.schedule.orders[device])
             upcoming = _Upcoming(program)

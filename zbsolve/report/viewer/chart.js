@@ -252,7 +252,7 @@ class Chart {
       context.lineWidth = 1.5;
       if (selection.task !== undefined) {
         if (this.showChain && lane.cause) this.drawLinks(context, selection.lane, lane.chain(selection.task).reverse());
-        else for (const pair of lane.links(lane.microbatch[selection.task])) this.drawLinks(context, selection.lane, pair);
+        else for (const pair of lane.links(lane.microbatch[selection.task], lane.replica(selection.task))) this.drawLinks(context, selection.lane, pair);
         this.outline(context, selection.lane, selection.task, theme.text, 2.5);
       } else {
         const { bubble } = selection;
@@ -279,14 +279,15 @@ class Chart {
 
   outline(context, index, task, colour, width) {
     const lane = this.lanes[index];
-    this.outlineTime(context, index, lane.device(task), lane.start[task], lane.end[task], colour, width);
+    this.outlineTime(context, index, lane.device(task), lane.start[task], lane.end[task], colour, width, lane.boxPlace(task));
   }
 
-  outlineTime(context, index, device, start, end, colour, width) {
+  outlineTime(context, index, device, start, end, colour, width, [from, share] = [0, 1]) {
     const x = this.view.x(start);
+    const height = this.laneHeight - 1;
     context.strokeStyle = colour;
     context.lineWidth = width;
-    context.strokeRect(x, this.laneTop(device, index), Math.max(2, this.view.x(end) - x), this.laneHeight - 1);
+    context.strokeRect(x, this.laneTop(device, index) + from * height, Math.max(2, this.view.x(end) - x), share * height);
   }
 
   // Links between following tasks; between devices only, where `changes` says so.
@@ -311,7 +312,7 @@ class Chart {
     const chain = this.showChain && lane.cause ? lane.chain(selection.task) : null;
     return this.lanes.map((other, index) => {
       if (chain && index === selection.lane) return new Set(chain);
-      return new Set(other.path(lane.microbatch[selection.task]));
+      return new Set(other.path(lane.microbatch[selection.task], lane.replica(selection.task)));
     });
   }
 
@@ -333,7 +334,8 @@ class Chart {
     if (device >= lane.deviceCount) return null;
     const reach = (2 * view.length) / view.width; // two pixels: small boxes stay clickable
     for (const moment of [time, time - reach, time + reach]) {
-      const task = lane.taskAt(device, moment);
+      const lower = y - this.laneTop(device, index) > this.laneHeight / 2;
+      const task = lane.taskAt(device, moment, lower);
       if (task >= 0) return { lane: index, device, time, task };
     }
     const bubble = lane.bubbleAt(device, time);

@@ -30,6 +30,16 @@ class Lane {
       chunks.set(device, (chunks.get(device) ?? -1) + 1);
       return chunks.get(device);
     });
+    this.copyLength = data.chain ?? this.stages.length; // stages of one copy of the model
+    // An F&B pair shares its interval: upper half 1, lower half 2; all others have the whole height.
+    this.half = new Uint8Array(this.size);
+    for (let device = 0; device < this.deviceCount; device += 1) {
+      for (let task = this.offsets[device] + 1; task < this.offsets[device + 1]; task += 1) {
+        if (this.start[task] >= this.end[task - 1] || this.start[task] !== this.start[task - 1]) continue;
+        this.half[task - 1] = 1;
+        this.half[task] = 2;
+      }
+    }
     this.severalStages = this.stages.length !== this.deviceCount;
   }
 
@@ -60,10 +70,15 @@ class Lane {
     return low;
   }
 
-  taskAt(device, time) {
+  // The task that runs at a time; of an F&B pair the upper one unless `lower`.
+  taskAt(device, time, lower = false) {
     const task = this.firstEndingAfter(device, time);
-    return task < this.offsets[device + 1] && this.start[task] <= time ? task : -1;
+    if (task >= this.offsets[device + 1] || this.start[task] > time) return -1;
+    return lower && this.half[task] === 1 ? task + 1 : task;
   }
+
+  // Share of a lane's height at which a task's box begins, and how much it takes.
+  boxPlace(task) { return [this.half[task] === 2 ? 0.5 : 0, this.half[task] ? 0.5 : 1]; }
 
   bubbleAt(device, time) {
     return this.bubbles[device].find((bubble) => bubble.start <= time && time < bubble.end) ?? null;
@@ -76,23 +91,30 @@ class Lane {
     return task > this.offsets[device] ? this.memory.after[task - 1] : this.memory.static[device];
   }
 
-  // All tasks of a micro-batch by start.
-  path(microbatch) {
+  replica(task) { return Math.floor(this.stage[task] / this.copyLength); }
+
+  // All tasks of a micro-batch of one copy of the model by start.
+  path(microbatch, replica = 0) {
     const tasks = [];
-    for (let task = 0; task < this.size; task += 1) if (this.microbatch[task] === microbatch) tasks.push(task);
+    for (let task = 0; task < this.size; task += 1) {
+      if (this.microbatch[task] === microbatch && this.replica(task) === replica) tasks.push(task);
+    }
     return tasks.sort((a, b) => this.start[a] - this.start[b] || this.end[a] - this.end[b]);
   }
 
   // Pairs (from, to) of a micro-batch's tasks that hand something on: F up the stages, back down, B to its W.
-  links(microbatch) {
-    const at = new Map(this.path(microbatch).map((task) => [this.fullName(task), task]));
+  links(microbatch, replica = 0) {
+    const at = new Map(this.path(microbatch, replica).map((task) => [this.fullName(task), task]));
     const task = (kind, stage) => at.get(`${kind}${stage}.${microbatch}`);
     const back = (stage) => task("B", stage) ?? task("BW", stage);
     const pairs = [];
-    for (let stage = 0; stage < this.stages.length; stage += 1) {
-      const last = stage + 1 === this.stages.length;
-      pairs.push([task("F", stage), last ? back(stage) : task("F", stage + 1)]);
-      if (!last) pairs.push([back(stage + 1), back(stage)]);
+    const first = replica * this.copyLength;
+    for (let stage = first; stage < first + this.copyLength; stage += 1) {
+      const recomputed = task("R", stage);
+      if (recomputed !== undefined) pairs.push([task("F", stage), recomputed], [recomputed, back(stage)]);
+      if (stage + 1 < first + this.copyLength) {
+        pairs.push([task("F", stage), task("F", stage + 1)], [back(stage + 1), back(stage)]);
+      } else if (recomputed === undefined) pairs.push([task("F", stage), back(stage)]);
       pairs.push([task("B", stage), task("W", stage)]);
     }
     return pairs.filter(([from, to]) => from !== undefined && to !== undefined);
@@ -114,10 +136,11 @@ class Lane {
 
   // "F2.3", "f3" (the stage that comes first) or "mb 3": the task meant, or -1.
   search(text) {
-    const [, kind, stage, microbatch] = /^\s*(f|bw|b|w|mb)?\s*(?:(\d+)\s*\.)?\s*(\d+)\s*$/i.exec(text) ?? [];
+    const [, kind, stage, microbatch] = /^\s*(f|r|bw|b|w|mb)?\s*(?:(\d+)\s*\.)?\s*(\d+)\s*$/i.exec(text) ?? [];
     if (microbatch === undefined) return -1;
     const wanted = kind && kind.toLowerCase() !== "mb" ? kind.toUpperCase() : null;
-    return this.path(Number(microbatch)).find((task) =>
+    const replica = stage === undefined ? 0 : Math.floor(Number(stage) / this.copyLength);
+    return this.path(Number(microbatch), replica).find((task) =>
       (wanted === null || this.kinds[this.kind[task]].name === wanted)
       && (stage === undefined || this.stage[task] === Number(stage))) ?? -1;
   }

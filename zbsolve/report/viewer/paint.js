@@ -63,10 +63,11 @@ function paintBoxes(context, lane, device, view, top, height, chosen) {
         const width = Math.min(right, origin + lane.end[task] * scale) - x;
         if (chosen !== null) context.globalAlpha = chosen(task) ? 1 : 0.22;
         const drawn = width > 3 ? width - gap : Math.max(width, 0.6);
-        context.fillRect(x, top, drawn, height);
+        const [from, share] = lane.boxPlace(task);
+        context.fillRect(x, top + from * height, drawn, share * height);
         if (lane.severalStages && lane.chunk[lane.stage[task]] % 2) { // later chunks carry a bar
           context.fillStyle = "rgb(0 0 0 / 55%)";
-          context.fillRect(x, top, drawn, Math.max(2, height / 10));
+          context.fillRect(x, top + from * height, drawn, Math.max(2, height / 10));
           context.fillStyle = lane.kinds[kind].colour;
         }
       }
@@ -94,9 +95,14 @@ function paintColumns(context, lane, device, view, top, height) {
   flush(view.left + view.width);
 }
 
+function paired(lane, first, end) {
+  for (let task = first; task < end; task += 1) if (lane.half[task]) return true;
+  return false;
+}
+
 // Labels where they fit: full, else the micro-batch alone, else none.
 function paintLabels(context, lane, [first, end], view, top, height, chosen) {
-  const size = Math.min(12, height - 4);
+  const size = Math.min(12, height - 4, paired(lane, first, end) ? height / 2 - 2 : 12);
   if (size < 7) return;
   context.font = `${size}px ${FONT}`;
   context.textAlign = "center";
@@ -118,7 +124,8 @@ function paintLabels(context, lane, [first, end], view, top, height, chosen) {
     if ((to - from) * scale < (text.length + 0.3) * glyph) continue;
     const font = fonts[lane.chunk[lane.stage[task]] % 2];
     if (context.font !== font) context.font = font;
-    context.fillText(text, view.x((from + to) / 2), top + height / 2 + 0.5);
+    const [place, share] = lane.boxPlace(task);
+    context.fillText(text, view.x((from + to) / 2), top + height * (place + share / 2) + 0.5);
   }
 }
 

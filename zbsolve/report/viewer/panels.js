@@ -119,7 +119,7 @@ function taskFacts(chart, index, task) {
   if (lane.memory) facts.push(["memory while it runs", formatAmount(lane.memory.during[task], lane.memoryUnit)]);
   chart.lanes.forEach((other, k) => {
     if (k === index) return;
-    const twin = other.path(lane.microbatch[task]).find((at) => other.kind[at] === lane.kind[task] && other.stage[at] === lane.stage[task]);
+    const twin = other.path(lane.microbatch[task], lane.replica(task)).find((at) => other.kind[at] === lane.kind[task] && other.stage[at] === lane.stage[task]);
     if (twin === undefined) return;
     const ratio = (other.end[twin] - other.start[twin]) / (lane.end[task] - lane.start[task]);
     const times = !Number.isFinite(ratio) ? "" : Math.abs(ratio - 1) < 1e-9 ? ", as long" : `, ${formatNumber(ratio, 4)} times as long`;
@@ -134,10 +134,11 @@ function taskTitle(lane, task) {
   return `${lane.fullName(task)}: ${lane.kinds[lane.kind[task]].meaning}, stage ${lane.stage[task]}${name}, micro-batch ${lane.microbatch[task]}, device ${stage.device}`;
 }
 
-function pathFact(lane, microbatch) {
-  const tasks = lane.path(microbatch);
+function pathFact(lane, task) {
+  const microbatch = lane.microbatch[task];
+  const tasks = lane.path(microbatch, lane.replica(task));
   const first = lane.start[tasks[0]];
-  const last = tasks.reduce((most, task) => Math.max(most, lane.end[task]), -Infinity);
-  const busy = tasks.reduce((sum, task) => sum + lane.end[task] - lane.start[task], 0);
+  const last = tasks.reduce((most, at) => Math.max(most, lane.end[at]), -Infinity);
+  const busy = tasks.reduce((sum, at) => sum + lane.end[at] - lane.start[at], 0);
   return [`micro-batch ${microbatch}`, `${tasks.length} tasks from ${formatNumber(first)} to ${formatAmount(last, lane.timeUnit)}, of which ${formatAmount(busy, lane.timeUnit)} running`];
 }

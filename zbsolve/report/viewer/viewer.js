@@ -246,7 +246,7 @@ class Viewer {
     const lane = this.chart.lanes[selection.lane];
     if (selection.bubble) { this.describeBubble(lane, selection); return; }
     const { task } = selection;
-    const facts = [...taskFacts(this.chart, selection.lane, task), pathFact(lane, lane.microbatch[task])];
+    const facts = [...taskFacts(this.chart, selection.lane, task), pathFact(lane, task)];
     const goTo = (target) => element("button", { type: "button", onclick: () => this.select(selection.lane, target) }, "go there");
     const children = [element("h2", {}, taskTitle(lane, task)),
       element("dl", {}, ...facts.map(([name, value, target]) => element("div", {},
