@@ -22,9 +22,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from zbsolve.baselines import BASELINES
 from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.plan import Plan
-from zbsolve.report.comparison import baseline_schedule
 from zbsolve.report.curves import stepped_memory
 from zbsolve.report.html import save_plan_page
 from zbsolve.report.timeline import COLOURS, label
@@ -78,7 +78,7 @@ def concept_split() -> Figure:
     instance = equal_stages(4, 6, memory_cap=4.0)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    timed_on, fused = baseline_schedule(instance, "1f1b", "makespan")
+    timed_on, fused = BASELINES["1f1b"].schedule(instance)
     best = solve(instance, time_limit=10).plan
     lanes(upper, timed_on, fused, f"1F1B, BW fused: makespan {fused.makespan:g}")
     lanes(lower, instance, best.schedule(), f"B and W apart: makespan {best.makespan:g} ({best.status})")
@@ -137,7 +137,7 @@ CONCEPTS: dict[str, Callable[[], Figure]] = {
 
 def baseline_plan(instance: Instance, name: str) -> Plan:
     """A baseline as a plan."""
-    return certify(*baseline_schedule(instance, name, "makespan"), "makespan", name)
+    return certify(*BASELINES[name].schedule(instance), "makespan", name)
 
 
 def photograph(folder: Path, wanted: list[str]) -> None:

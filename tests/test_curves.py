@@ -8,16 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from zbsolve import cli
+from zbsolve.baselines import BASELINES
 from zbsolve.instance import equal_stages
 from zbsolve.plan import Plan
-from zbsolve.report.comparison import baseline_schedule
 from zbsolve.report.curves import save_memory_figure, save_search_figure, stepped_memory
 from zbsolve.solver import certify, solve
 
 
 def baseline(p: int, m: int, name: str = "zb-h1", cap: float | None = None) -> Plan:
     """A baseline's plan on equal stages."""
-    return certify(*baseline_schedule(equal_stages(p, m, memory_cap=cap), name, "makespan"), "makespan", name)
+    return certify(*BASELINES[name].schedule(equal_stages(p, m, memory_cap=cap)), "makespan", name)
 
 
 def test_memory_corners() -> None:

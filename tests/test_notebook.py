@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from zbsolve.baselines import BASELINES
 from zbsolve.instance import equal_stages
 from zbsolve.plan import Plan
-from zbsolve.report.comparison import baseline_schedule
 from zbsolve.report.notebook import explorer
 from zbsolve.solver import certify, solve
 
@@ -41,7 +41,7 @@ def test_a_plan_shows_certificate_memory_and_chart(plan: Plan) -> None:
 def test_a_big_plan_is_shown_as_pixels() -> None:
     """More than 3,000 tasks: PNG."""
     instance = equal_stages(8, 130)
-    html = certify(*baseline_schedule(instance, "zb-h1", "makespan"), "makespan", "zb-h1")._repr_html_()
+    html = certify(*BASELINES["zb-h1"].schedule(instance), "makespan", "zb-h1")._repr_html_()
     assert "data:image/png;base64," in html
 
 
