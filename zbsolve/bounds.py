@@ -344,8 +344,8 @@ def _most_put_off(instance: Instance, device: int) -> float:
     """Most backward work that a device can have left when its last F starts, within its cap.
 
     Of stage a let i_a micro-batches be in flight (F started, backward not ended) and w_a W's pending:
-    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later stage
-    is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
+    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later
+    stage is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
     backwards and w_a W's. With one stage or two all (i_1, i_2) are tried, with the fractional knapsack of the
     W's on top; with more stages everything is fractional.
     """

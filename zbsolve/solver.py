@@ -11,10 +11,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from zbsolve import __version__
+from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
@@ -44,6 +46,9 @@ PATTERNS_FROM_MICROBATCHES = 8
 PATTERNS_SHARE = 0.2
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
+# Annealing rounds: short enough to stop on time, and how many moves tell the pace.
+ROUND_SECONDS = 0.5
+ROUND_TRIAL_STEPS = 200
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
 COMPILE_FROM_SECONDS = 15.0
 
@@ -369,10 +374,13 @@ def _job_time(instance: Instance, s: int, fused: bool) -> float:
 
 
 def _search_policies(search: _Search) -> None:
-    """Descent over policies, for a share of the time (all of what a big instance leaves)."""
+    """Descent over policies, for a share of the time (most of it where no other search follows)."""
     instance = search.instance
-    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
-    budget = max(1e-3, search.left * (0.3 if exact_follows else 0.9))  # the limit may pass right here
+    if search.time_limit >= COMPILE_FROM_SECONDS:
+        share = 0.15  # annealing follows
+    else:
+        share = 0.3 if instance.num_tasks <= CPSAT_MOST_TASKS else 0.9
+    budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
     patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
@@ -401,27 +409,50 @@ def _search_policies(search: _Search) -> None:
 
 
 def _search_orders(search: _Search) -> None:
-    """Annealing of the incumbent's orders, in machine code; the exact model has the rest of the time."""
+    """Annealing of the incumbent, in machine code on two threads; the exact model has the rest of the time.
+
+    First the F's and backwards with W's filled in by rule, then all orders as they are.
+    """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
+    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
+    began, budget = search.seconds, search.left * (0.6 if exact_follows else 0.95)
+    _anneal(search, BackboneSearch, "backbone search", began + 0.8 * budget, most_slack=25.0)
+    _anneal(search, OrderSearch, "order search", began + budget, most_slack=1.0)
+
+
+def _anneal(
+    search: _Search, kind: type[BackboneSearch | OrderSearch], who: str, until: float, *, most_slack: float
+) -> None:
+    """One cooling of two annealings side by side, the second at half the slack."""
     assert search.schedule is not None  # _construct always leaves one
-    mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.instance.num_tasks
-    until = search.seconds + search.left * (0.4 if search.instance.num_tasks <= CPSAT_MOST_TASKS else 0.95)
-    annealing = OrderSearch(
-        search.instance, search.schedule.orders, search.objective, seed=search.seed, compiled=True
-    )
-    steps = 500
-    slack = mean_task
-    while not search.done and search.seconds < until:
-        began = search.seconds
-        cost = annealing.run(steps, slack, search.bound.value)
-        if cost < search.cost:
-            search.offer(annealing.orders(), "order search")
-        # Rounds of a second or two: long enough to cool down, short enough to stop on time.
-        pace = (search.seconds - began) / steps
-        affordable = round(max(0.0, until - search.seconds) / max(pace, 1e-7)) + 1
-        steps = max(100, min(round(1.5 / max(pace, 1e-7)), affordable))
-        slack = mean_task if slack < mean_task * 0.02 else slack * 0.5
+    instance, objective = search.instance, search.objective
+    start = canonical(instance, search.schedule.orders)
+    annealings = [
+        kind(instance, start, objective, seed=search.seed + 1_000 * number, compiled=True)
+        for number in range(2)
+    ]
+    mean_task = sum(timed.end - timed.start for timed in search.schedule) / instance.num_tasks
+    annealings[0].run(1, 0.0, search.bound.value)  # compiles
+    began = search.seconds
+    annealings[0].run(ROUND_TRIAL_STEPS, 0.0, search.bound.value)
+    pace = max(1e-7, (search.seconds - began) / ROUND_TRIAL_STEPS)
+    # High slack pays only where there are moves enough to come down from it.
+    moves_a_task = (until - search.seconds) / pace / instance.num_tasks
+    most_slack = min(most_slack, max(0.5, moves_a_task / 15)) * mean_task
+    began = search.seconds
+    with ThreadPoolExecutor(len(annealings)) as pool:
+        while not search.done and search.seconds < until:
+            warmth = (1.0 - (search.seconds - began) / (until - began)) ** 2
+            seconds = min(ROUND_SECONDS, until - search.seconds)
+            steps = max(20, round(seconds / pace))
+            rounds = [
+                pool.submit(annealing.run, steps, most_slack * warmth / (1 + number), search.bound.value)
+                for number, annealing in enumerate(annealings)
+            ]
+            for annealing, done in zip(annealings, rounds, strict=True):
+                if done.result() < search.cost:
+                    search.offer(annealing.orders(), who)
 
 
 def _run_cpsat(search: _Search) -> None:
