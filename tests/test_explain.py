@@ -13,7 +13,7 @@ from zbsolve.instance import Instance, equal_stages
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import require_feasible
 from zbsolve.report.explain import Bubble, Explanation, Reason, explain
-from zbsolve.schedule import Schedule
+from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.simulator import simulate, simulate_least_span, topological_order
 
 
@@ -135,6 +135,32 @@ def test_a_start_held_back_for_the_span_is_late() -> None:
     late = [b for b in explain(instance, shifted).bubbles if b.device == 1 and b.start == 0]
     assert [b.reason for b in late] == [Reason.LATE]
     assert late[0].sentence == "F1.0 could start earlier: nothing that it needs is missing"
+
+
+def test_tasks_that_overlap_start_and_slip_together() -> None:
+    """F0.1 runs beside B0.0 from 3 to 5: both wait for B1.0, which ends at 3, and hold what follows."""
+    # Device 0: F0.0 0-1, the pair 3-5, W0.0 5-6, B0.1 from 7. Device 1: F1.0, B1.0 1-3, F1.1, B1.1 5-7.
+    rows = (
+        "F0.0 0 1,F0.1 3 5,B0.0 3 5,W0.0 5 6,B0.1 7 8,W0.1 8 9",
+        "F1.0 1 2,B1.0 2 3,W1.0 3 4,F1.1 5 6,B1.1 6 7,W1.1 7 8",
+    )
+    schedule = Schedule(
+        tuple(
+            tuple(
+                TimedTask(tasks(name)[0], float(start), float(end))
+                for name, start, end in (entry.split() for entry in row.split(","))
+            )
+            for row in rows
+        )
+    )
+    found = explain(equal_stages(2, 2), schedule)
+    assert found.cause[Task(F, 0, 1)].task == found.cause[Task(B, 0, 0)].task == Task(B, 1, 0)
+    assert on(0, found)[0] == ("input", 1.0, 3.0)
+    assert found.bubbles[0].sentence.startswith("F0.1 beside B0.0 waits for B1.0 on device 1")
+    # F0.1 has none: F1.1 waits for it, and from there the path is tight. So its mate has none either,
+    # though what waits for B0.0, W0.0, could run one later.
+    assert found.slack[Task(F, 0, 1)] == found.slack[Task(B, 0, 0)] == 0
+    assert found.slack[Task(W, 0, 0)] == 1
 
 
 def test_tasks_without_length_have_no_bubble_of_their_own() -> None:

@@ -6,6 +6,7 @@ right when it starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -76,17 +77,22 @@ def _limits(
             yield needed.end + edge.lag, Cause(needed.task, edge.lag)
 
 
-def cause_of(
+def causes_of(
     instance: Instance,
-    task: Task,
     times: Mapping[Task, TimedTask],
     previous: Mapping[Task, Sequence[TimedTask]],
+    groups: Sequence[Sequence[TimedTask]],
     tolerance: float,
-) -> Cause:
-    limit, cause = max(
-        _limits(instance, task, times, previous), key=lambda item: item[0], default=(0.0, NOTHING)
-    )
-    return cause if cause.task is not None and limit >= times[task].start - tolerance else NOTHING
+) -> dict[Task, Cause]:
+    """What fixed each start: the latest of its limits that it met. Tasks that overlap share theirs."""
+    causes: dict[Task, Cause] = {}
+    for group in groups:
+        limits = [limit for timed in group for limit in _limits(instance, timed.task, times, previous)]
+        latest, cause = max(limits, key=lambda item: item[0], default=(-math.inf, NOTHING))
+        if latest < group[0].start - tolerance:
+            cause = NOTHING
+        causes.update((timed.task, cause) for timed in group)
+    return causes
 
 
 def slack_of(

@@ -18,7 +18,7 @@ from zbsolve.instance import Instance
 from zbsolve.memory import MemoryPoint, effect, memory_curve
 from zbsolve.report.causes import (
     Cause,
-    cause_of,
+    causes_of,
     critical_path,
     groups_of,
     previous_on_device,
@@ -109,7 +109,7 @@ def explain(instance: Instance, schedule: Schedule, objective: str = "makespan")
     tolerance = TIME_RTOL * max(1.0, schedule.makespan)
     groups = list(groups_of(schedule, tolerance))
     previous = previous_on_device(schedule, groups)
-    cause = {task: cause_of(instance, task, times, previous, tolerance) for task in times}
+    cause = causes_of(instance, times, previous, groups, tolerance)
     slack = slack_of(instance, schedule, times, previous, groups, objective, tolerance)
     return Explanation(
         slack=slack,
@@ -172,7 +172,7 @@ class _Bubbles:
         if cause.task is None:
             sentence = f"{following.task} could start earlier: nothing that it needs is missing"
             return Bubble(device, start, following.start, Reason.LATE, following.task, None, sentence)
-        waiting = self._waiting(device, following, cause)
+        waiting = self._waiting(device, program, position, cause)
         if position == 0:
             sentence = f"nothing has reached device {device} yet: {waiting}"
             return Bubble(device, start, following.start, Reason.FILL, following.task, cause.task, sentence)
@@ -181,13 +181,16 @@ class _Bubbles:
             device, start, following.start, reason, following.task, cause.task, f"{waiting}; {detail}"
         )
 
-    def _waiting(self, device: int, following: TimedTask, cause: Cause) -> str:
+    def _waiting(self, device: int, program: Sequence[TimedTask], position: int, cause: Cause) -> str:
         assert cause.task is not None  # a start that nothing holds is no wait
+        first = program[position]
+        mates = [t.task for t in program[position + 1 :][:1] if t.start < first.end - self.tolerance]
+        who = f"{first.task} beside {mates[0]}" if mates else str(first.task)
         source = self.device_of[cause.task]
         end = self.times[cause.task].end
         place = "" if source == device else f" on device {source}"
         hop = f", then the hop of {self._amount(cause.hop)}" if cause.hop > 0 else ""
-        return f"{following.task} waits for {cause.task}{place}, which ends at {end:.6g}{hop}"
+        return f"{who} waits for {cause.task}{place}, which ends at {end:.6g}{hop}"
 
     def _alternatives(
         self,
