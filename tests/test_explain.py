@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.strategies import small_instances
 from zbsolve.graph import B, F, Task, W, predecessors
@@ -14,7 +15,7 @@ from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import require_feasible
 from zbsolve.report.explain import Bubble, Explanation, Reason, explain
 from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.simulator import simulate, simulate_least_span, topological_order
+from zbsolve.simulator import Links, simulate, simulate_least_span, topological_order
 
 
 def tasks(text: str) -> list[Task]:
@@ -137,6 +138,19 @@ def test_a_start_held_back_for_the_span_is_late() -> None:
     assert late[0].sentence == "F1.0 could start earlier: nothing that it needs is missing"
 
 
+def test_a_busy_link_is_part_of_the_wait() -> None:
+    """Each transfer occupies the link for 3: F0.1 ends at 2, its result leaves at 4 and arrives at 7."""
+    # F0.0 ends at 1 and arrives at 4; the link is free at 4. Device 1: F1.0 4-5, F1.1 from 7.
+    instance = equal_stages(2, 2).with_changes(t_transfer=3.0)
+    found = explained(instance, "F0.0 F0.1 B0.0 W0.0 B0.1 W0.1", "F1.0 F1.1 B1.0 W1.0 B1.1 W1.1")
+    assert on(1, found)[:2] == [("fill", 0.0, 4.0), ("order", 5.0, 7.0)]  # B1.0 could run from 5
+    assert found.cause[Task(F, 1, 1)] == (Task(F, 0, 1), 3.0, 2.0)
+    sentence = next(b.sentence for b in found.bubbles if b.device == 1 and b.start == 5.0)
+    assert "which ends at 2, then 2 ms for its link, then the hop of 3 ms" in sentence
+    # F0.0 has no slack: its transfer holds up that of F0.1, which holds up the rest.
+    assert found.slack[Task(F, 0, 0)] == 0
+
+
 def test_tasks_that_overlap_start_and_slip_together() -> None:
     """F0.1 runs beside B0.0 from 3 to 5: both wait for B1.0, which ends at 3, and hold what follows."""
     # Device 0: F0.0 0-1, the pair 3-5, W0.0 5-6, B0.1 from 7. Device 1: F1.0, B1.0 1-3, F1.1, B1.1 5-7.
@@ -175,9 +189,11 @@ def delayed_makespan(instance: Instance, schedule: Schedule, late: Task, by: flo
     previous = {b: a for order in schedule.orders for a, b in pairwise(order)}
     times = {timed.task: timed for timed in schedule}
     ends: dict[Task, float] = {}
+    sent: dict[Task, float] = {}
+    links = Links(instance)
     for _, task in topological_order(instance, schedule.orders):
         limits = [
-            ends[edge.before] + edge.lag for edge in predecessors(instance, task) if edge.before in ends
+            sent[edge.before] + edge.lag for edge in predecessors(instance, task) if edge.before in sent
         ]
         if task in previous:
             limits.append(ends[previous[task]])
@@ -185,6 +201,7 @@ def delayed_makespan(instance: Instance, schedule: Schedule, late: Task, by: flo
         if task == late:
             start = max(start, times[task].start + by)
         ends[task] = start + times[task].end - times[task].start
+        sent[task] = links.leaves(task, ends[task])
     return max(ends.values())
 
 
@@ -193,9 +210,10 @@ def bubbles_of(found: Explanation, device: int) -> list[Bubble]:
     return [bubble for bubble in found.bubbles if bubble.device == device]
 
 
-@given(small_instances(capped=False))
-def test_slack_is_exactly_what_a_task_may_slip(instance: Instance) -> None:
-    """Later by its slack leaves the makespan; later by a little more raises it by that much."""
+@given(small_instances(capped=False), st.sampled_from([None, 0.5, 2.0]))
+def test_slack_is_exactly_what_a_task_may_slip(instance: Instance, t_transfer: float | None) -> None:
+    """Later by its slack leaves the makespan; later by a little more raises it by that much. Links, too."""
+    instance = instance.with_changes(t_transfer=t_transfer)
     require_feasible(instance)
     schedule = simulate(instance, serial_orders(instance))
     found = explain(instance, schedule)
@@ -206,9 +224,10 @@ def test_slack_is_exactly_what_a_task_may_slip(instance: Instance) -> None:
         )
 
 
-@given(small_instances(capped=False))
-def test_work_and_bubbles_fill_the_step(instance: Instance) -> None:
+@given(small_instances(capped=False), st.sampled_from([None, 0.5, 2.0]))
+def test_work_and_bubbles_fill_the_step(instance: Instance, t_transfer: float | None) -> None:
     """Per device the lengths of tasks and bubbles add up to the makespan, and the path has no slack."""
+    instance = instance.with_changes(t_transfer=t_transfer)
     schedule = simulate(instance, serial_orders(instance))
     found = explain(instance, schedule)
     for device, program in enumerate(schedule.devices):

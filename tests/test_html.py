@@ -14,7 +14,7 @@ from zbsolve.errors import InputError
 from zbsolve.instance import equal_stages
 from zbsolve.plan import Plan
 from zbsolve.report.html import SCRIPTS, page, read, save_plan_page
-from zbsolve.report.viewer_data import page_data, plan_lane, schedule_lane
+from zbsolve.report.viewer_data import KINDS, page_data, plan_lane, schedule_lane
 from zbsolve.solver import solve
 
 
@@ -42,10 +42,11 @@ def test_lane_holds_times_causes_memory_and_bubbles(plan: Plan) -> None:
     tasks, memory = lane["tasks"], lane["memory"]
     assert lane["offsets"] == [0, 12, 24]
     assert (tasks["start"][:3], tasks["end"][:3]) == ([0, 1, 3], [1, 2, 4])
-    assert tasks["kind"][:3] == [0, 0, 1]
+    assert [KINDS[kind] for kind in tasks["kind"][:3]] == ["F", "F", "B"]
     assert tasks["slack"][:3] == [0, 1, 0]
     waited_for = tasks["cause"][2]
-    assert (tasks["kind"][waited_for], tasks["stage"][waited_for], tasks["end"][waited_for]) == (1, 1, 3)
+    assert KINDS[tasks["kind"][waited_for]] == "B"
+    assert (tasks["stage"][waited_for], tasks["end"][waited_for]) == (1, 3)
     assert memory["during"][:3] == [1, 2, 2]
     assert (memory["peak"], memory["cap"]) == ([2, 2], [2, 2])
     assert [bubble[:4] for bubble in lane["bubbles"]] == [[0, 2, 3, 2], [1, 0, 1, 0]]

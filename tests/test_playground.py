@@ -89,10 +89,22 @@ def test_baselines_come_at_once_with_a_drawing(client: TestClient) -> None:
 
 
 def test_a_schedule_that_does_not_apply_gives_way_to_one_that_does(client: TestClient) -> None:
-    """1F1B does not exist on a V: another is drawn, and the rule is told."""
-    data = client.post("/api/baselines", json={"placement": "v", "schedule": "1f1b"}).json()
-    assert "1f1b" in [entry["name"] for entry in data["notApplicable"]]
-    assert data["chosen"] != "1f1b"
+    """DualPipe wants an even p: another is drawn, and the rule is told."""
+    data = client.post("/api/baselines", json={"p": 3, "schedule": "dualpipe"}).json()
+    assert "dualpipe" in [entry["name"] for entry in data["notApplicable"]]
+    assert data["chosen"] != "dualpipe"
+
+
+def test_the_number_of_consecutive_micro_batches_is_one_more_schedule(client: TestClient) -> None:
+    """Loop, p = 4, m = 8, N = 8: interleaved breadth-first, drawn by its name; 7 wants m to be a multiple."""
+    settings = {"placement": "loop", "n": 8, "schedule": "interleaved:8"}
+    data = client.post("/api/baselines", json=settings).json()
+    assert data["chosen"] == "interleaved:8"
+    assert data["page"]["lanes"][0]["name"] == "interleaved:8"
+    data = client.post("/api/baselines", json={**settings, "n": 7}).json()
+    assert (
+        "m is 8, N is 7" in {entry["name"]: entry["rule"] for entry in data["notApplicable"]}["interleaved:7"]
+    )
 
 
 def test_a_solve_streams_its_progress_and_can_be_downloaded(client: TestClient, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag, Windows, back, room, windows
+from zbsolve.work_bounds import is_extended, work_bounds
 
 FloatArray = NDArray[np.float64]
 
@@ -451,6 +452,10 @@ def _time_to_offer(area: float, free: float, gain: float, every: float) -> float
 
 def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     """Every combinatorial bound that applies to an instance."""
+    if is_extended(instance):  # the proofs above know neither R nor pairs nor replicas
+        for value, statement, device in work_bounds(instance, objective):
+            yield Bound(value, "work and way", statement, device)
+        return
     for device in range(instance.num_devices):
         yield two_windows_bound(instance, device, objective)
         area = memory_area_bound(instance, device, objective)

@@ -20,17 +20,20 @@ from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
+from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
-from zbsolve.memory import peak_memory, require_feasible
+from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, relative_gap
 from zbsolve.precedence import Lag, room
+from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
+from zbsolve.work_bounds import is_extended, require_plain
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +115,13 @@ class _Search:
         closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
         return self.schedule is not None and closed
 
-    def offer(self, orders: Orders, who: str) -> bool:
+    def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
-        peaks = enumerate(peak_memory(self.instance, d, order) for d, order in enumerate(orders))
+        peaks = enumerate(peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders))
         if not all(self.instance.fits(d, peak) for d, peak in peaks):
             log.debug("%s: over the memory cap, dropped", who)
             return False
-        schedule = simulate_for(self.instance, orders, self.objective)
+        schedule = simulate_for(self.instance, orders, self.objective, pairs)
         if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
             return False
         violations = check(self.instance, schedule)
@@ -190,10 +193,14 @@ def solve(
     interrupted = False
     try:
         if warm_start is not None:
-            search.offer(canonical(instance, warm_start), "warm start")
+            renamed = warm_start if is_extended(instance) else canonical(instance, warm_start)
+            search.offer(renamed, "warm start")
         search.prove(best_bound(instance, objective))
-        _construct(search)
-        for phase in SOLVERS[solver]:
+        if is_extended(instance):
+            _solve_extended(search, solver)
+        else:
+            _construct(search)
+        for phase in () if is_extended(instance) else SOLVERS[solver]:
             if search.done or (search.left <= 0 and not deterministic):
                 break
             phase(search)
@@ -250,16 +257,51 @@ def _construct(search: _Search) -> None:
     search.offer(serial_orders(instance), "serial")
 
 
+def _solve_extended(search: _Search, solver: str) -> None:
+    """The catalogue, the plan without the options, and local moves (see :mod:`zbsolve.extended`)."""
+    instance = search.instance
+    if solver not in ("auto", "heuristic"):
+        require_plain(instance, solver)
+    search.offer(unfold(instance, serial_orders(fold(instance))), "serial")
+    for name, orders, pairs in candidates(instance):
+        search.offer(orders, name, pairs)
+    if instance.replicas == 1 and not search.done:
+        plain = solve(
+            without_options(instance),
+            objective=search.objective,
+            solver=solver,
+            time_limit=max(1e-3, 0.5 * search.left),
+            seed=search.seed,
+            deterministic=search.deterministic,
+        )
+        orders = unfold(instance, plain.plan.schedule().orders)
+        search.offer(orders, plain.plan.solver.name)
+        if instance.has_pairs:
+            search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+    if solver == "heuristic":
+        return
+    assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
+    moves = LocalMoves(instance, search.schedule.orders, search.schedule.pairs, search.objective, search.seed)
+    # A step costs about 5 microseconds a task: in deterministic mode the count stands for the time limit.
+    left = max(1, round(0.3 * search.time_limit / (5e-6 * instance.num_tasks)))
+    while not search.done and (left > 0 if search.deterministic else search.left > 0):
+        left -= 1
+        if moves.step() and moves.cost < search.cost:
+            search.offer(moves.orders, "local moves", moves.pairs)
+    search.offer(moves.orders, "local moves", moves.pairs)
+
+
 def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
     """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
     for name, baseline in BASELINES.items():
         if baseline.automatic:
             continue  # the heuristic itself runs under the instance's own cap
-        fused = instance.with_fused_backward() if baseline.fused else instance
         try:
-            orders = baseline.orders(fused)
+            timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
+        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+            continue  # another model than the one to solve
         ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
 
@@ -540,8 +582,7 @@ SOLVERS: dict[str, tuple[Phase, ...]] = {
 
 
 def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
-    timed_on, orders = BASELINES[name].prepared(instance)
-    schedule = simulate_for(timed_on, orders, objective)
+    timed_on, schedule = BASELINES[name].schedule(instance, objective)
     for violation in check(timed_on, schedule):
         raise InfeasibleError(f"{name} does not fit: {violation.message}")
     return certify(timed_on, schedule, objective, name)

@@ -14,6 +14,7 @@ from io import TextIOWrapper
 # Importing a module registers its commands; this order is that of the help page.
 from zbsolve.cli import (  # noqa: F401
     benching,
+    cataloguing,
     doctoring,
     exchanging,
     partitioning,

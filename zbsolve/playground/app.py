@@ -30,7 +30,7 @@ from zbsolve.plan import SCHEMA as PLAN_SCHEMA
 from zbsolve.plan import Plan
 from zbsolve.playground.jobs import Job, JobBoard, finished_plan
 from zbsolve.playground.settings import Settings, parse_settings
-from zbsolve.report.comparison import baseline_schedule, compare_baselines
+from zbsolve.report.comparison import compare_baselines, scheduled
 from zbsolve.report.html import page, read, viewer_script
 from zbsolve.report.viewer_data import page_data, plan_lane, schedule_lane
 from zbsolve.solver import SOLVERS
@@ -140,7 +140,8 @@ async def _baselines(request: Request) -> Response:
 def _baseline_data(settings: Settings) -> dict[str, Any]:
     """The table of baselines, and the drawing of the chosen one (else of the first that applies)."""
     instance = settings.to_instance()
-    table = compare_baselines(instance, settings.objective)
+    extra = () if settings.n is None else (f"interleaved:{settings.n}",)
+    table = compare_baselines(instance, settings.objective, extra)
     names = [row.name for row in table.rows]
     chosen = settings.schedule if settings.schedule in names else next(iter(names), None)
     drawing = None
@@ -148,7 +149,7 @@ def _baseline_data(settings: Settings) -> dict[str, Any]:
         lane = _baseline_lane(instance, chosen, settings.objective)
         drawing = page_data([lane], instance.name)
     return {
-        "rows": [{**asdict(row), "gain_text": row.gain_text} for row in table.rows],
+        "rows": [{**asdict(row), "label": row.label, "gain_text": row.gain_text} for row in table.rows],
         "notApplicable": [{"name": name, "rule": rule} for name, rule in table.not_applicable],
         "oneFOneB": table.one_f_one_b,
         "chosen": chosen,
@@ -160,7 +161,7 @@ def _baseline_data(settings: Settings) -> dict[str, Any]:
 
 
 def _baseline_lane(instance: Instance, name: str, objective: str) -> dict[str, Any]:
-    timed_on, schedule = baseline_schedule(instance, name, objective)
+    timed_on, schedule, _ = scheduled(name, instance, objective)
     return schedule_lane(timed_on, schedule, name, objective)
 
 

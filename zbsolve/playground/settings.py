@@ -26,6 +26,8 @@ class Settings(BaseModel):
         Devices, micro-batches, chunks per device (v counts for loop and V placements).
     t_f, t_b, t_w, t_comm, mem_b, mem_w : float
         Per device, shared over its chunks: v chunks do the same work in v parts.
+    n : int, optional
+        N, consecutive micro-batches per chunk of one more interleaved schedule beside the catalogue's.
     cap : str
         As ``--memory-cap``; "" leaves a loaded instance's own cap.
     schedule : str
@@ -37,6 +39,7 @@ class Settings(BaseModel):
     p: Size = 4
     m: Size = 8
     v: Annotated[int, Field(ge=1, le=16)] = 2
+    n: Annotated[int, Field(ge=1, le=4096)] | None = None
     placement: Literal["linear", "loop", "v"] = "linear"
     t_f: Amount = 1.0
     t_b: Amount = 1.0

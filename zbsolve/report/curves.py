@@ -95,7 +95,7 @@ def stepped_memory(plan: Plan, schedule: Schedule, device: int) -> tuple[list[fl
     first, last = time_range(schedule)
     times, levels = [first], [plan.instance.static(device)]
     program = schedule.devices[device]
-    curve = memory_curve(plan.instance, device, schedule.orders[device])
+    curve = memory_curve(plan.instance, device, schedule.orders[device], schedule.pairs)
     for (_, start, end), point in zip(program, curve, strict=True):
         times += [start, start, end, end]
         levels += [point.before, point.during, point.during, point.after]

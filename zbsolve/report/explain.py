@@ -21,7 +21,7 @@ from zbsolve.report.causes import (
     causes_of,
     critical_path,
     groups_of,
-    previous_on_device,
+    sent_times,
     slack_of,
     window,
 )
@@ -108,9 +108,8 @@ def explain(instance: Instance, schedule: Schedule, objective: str = "makespan")
     device_of = {timed.task: d for d, program in enumerate(schedule.devices) for timed in program}
     tolerance = TIME_RTOL * max(1.0, schedule.makespan)
     groups = list(groups_of(schedule, tolerance))
-    previous = previous_on_device(schedule, groups)
-    cause = causes_of(instance, times, previous, groups, tolerance)
-    slack = slack_of(instance, schedule, times, previous, groups, objective, tolerance)
+    cause = causes_of(instance, schedule, times, groups, tolerance)
+    slack = slack_of(instance, schedule, times, groups, objective, tolerance)
     return Explanation(
         slack=slack,
         cause=cause,
@@ -133,12 +132,12 @@ class _Bubbles:
     ) -> None:
         self.instance, self.schedule = instance, schedule
         self.times, self.cause, self.device_of = times, cause, device_of
-        self.tolerance = tolerance
+        self.sent, self.tolerance = sent_times(instance, schedule), tolerance
 
     def __iter__(self) -> Iterator[Bubble]:
         first, last = window(self.schedule)
         for device, program in enumerate(self.schedule.devices):
-            curve = memory_curve(self.instance, device, self.schedule.orders[device])
+            curve = memory_curve(self.instance, device, self.schedule.orders[device], self.schedule.pairs)
             upcoming = _Upcoming(program)
             free = first
             for position, timed in enumerate(program):
@@ -189,8 +188,9 @@ class _Bubbles:
         source = self.device_of[cause.task]
         end = self.times[cause.task].end
         place = "" if source == device else f" on device {source}"
+        queue = f", then {self._amount(cause.queue)} for its link" if cause.queue > self.tolerance else ""
         hop = f", then the hop of {self._amount(cause.hop)}" if cause.hop > 0 else ""
-        return f"{who} waits for {cause.task}{place}, which ends at {end:.6g}{hop}"
+        return f"{who} waits for {cause.task}{place}, which ends at {end:.6g}{queue}{hop}"
 
     def _alternatives(
         self,
@@ -244,7 +244,7 @@ class _Bubbles:
         for edge in predecessors(self.instance, task):
             needed = self.times.get(edge.before)
             if needed is not None:
-                yield needed.end + edge.lag
+                yield self.sent[needed.task] + edge.lag
 
     def _peak_if_moved(
         self,

@@ -108,6 +108,7 @@ def _boxes(instance: Instance, schedule: Schedule, name: str) -> dict[str, Any]:
         "memoryUnit": instance.memory_unit,
         "microbatches": instance.num_microbatches,
         "stages": [{"device": stage.device, "name": stage.name or ""} for stage in instance.stages],
+        "chain": instance.chain,
         "offsets": offsets,
         "tasks": {
             "kind": [KINDS.index(t.task.kind) for t in timed],
@@ -138,7 +139,7 @@ def _bubbles(explanation: Explanation, place: dict[Task, int]) -> list[list[Any]
 
 def _memory(instance: Instance, schedule: Schedule) -> dict[str, Any]:
     """Per task the memory while it runs and after it; per device the level at the beginning and the cap."""
-    curves = [memory_curve(instance, d, order) for d, order in enumerate(schedule.orders)]
+    curves = [memory_curve(instance, d, order, schedule.pairs) for d, order in enumerate(schedule.orders)]
     caps = [instance.cap(d) for d in range(instance.num_devices)]
     return {
         "during": [_short(point.during) for curve in curves for point in curve],

@@ -17,11 +17,13 @@
 
   function readForm() {
     for (const name of NUMBERS) settings[name] = $(name).valueAsNumber;
+    settings.n = $("n").value === "" ? null : $("n").valueAsNumber;
     for (const name of TEXTS) settings[name] = $(name).value.trim();
   }
 
   function writeForm() {
     for (const name of [...NUMBERS, ...TEXTS]) $(name).value = settings[name];
+    $("n").value = settings.n ?? "";
     const { instance } = settings;
     $("loaded").hidden = !instance;
     $("shape").hidden = Boolean(instance);
@@ -119,7 +121,7 @@
     const body = document.createElement("tbody");
     for (const entry of data.rows) {
       const name = cell("th", "", { scope: "row" });
-      const button = cell("button", entry.name, { type: "button" });
+      const button = cell("button", entry.label, { type: "button" });
       button.addEventListener("click", () => choose(entry.name));
       name.append(button);
       const line = row("td", figures(entry), name);
@@ -262,7 +264,7 @@
     settings = { ...defaults };
     if (location.hash.length <= 1) return;
     try {
-      const known = Object.entries(fromHash(location.hash.slice(1))).filter(([name]) => name in defaults || name === "instance");
+      const known = Object.entries(fromHash(location.hash.slice(1))).filter(([name]) => name in defaults || name === "n" || name === "instance");
       Object.assign(settings, Object.fromEntries(known));
     } catch {
       showError(new Error("the link is damaged: the defaults are shown"));

@@ -30,7 +30,7 @@ class Lane {
       chunks.set(device, (chunks.get(device) ?? -1) + 1);
       return chunks.get(device);
     });
-    this.copyLength = data.chain ?? this.stages.length; // stages of one copy of the model
+    this.copyLength = data.chain; // stages of one copy of the model
     // An F&B pair shares its interval: upper half 1, lower half 2; all others have the whole height.
     this.half = new Uint8Array(this.size);
     for (let device = 0; device < this.deviceCount; device += 1) {
