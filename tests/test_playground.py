@@ -23,9 +23,9 @@ from zbsolve.playground.settings import Settings, parse_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Not closed within its limit: what cancelling is for.
+# Not closed within its limit: what cancelling is for. Too short a limit for machine code to be compiled.
 HARD = {"p": 4, "m": 12, "placement": "v", "t_b": 1.3, "t_w": 0.7, "t_comm": 0.1, "cap": "0.6p"}
-HARD["time_limit"] = 60
+HARD["time_limit"] = 14
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_solve_streams_its_progress_and_can_be_downloaded(client: TestClient, 
 
 
 def test_a_cancelled_solve_keeps_its_best_plan(client: TestClient) -> None:
-    """Cancelled right after its first line, a search of a minute ends within seconds, with a plan."""
+    """Cancelled right after its first line, a search ends well before its limit, with a plan."""
     began = time.monotonic()
     key = client.post("/api/jobs", json=HARD).json()["key"]
     board = client.app.state.board  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ def test_a_cancelled_solve_keeps_its_best_plan(client: TestClient) -> None:
     assert done["type"] == "done"
     assert done["interrupted"]
     assert done["gap"] > 0
-    assert time.monotonic() - began < 40
+    assert done["seconds"] < 10
     assert client.get(f"/api/jobs/{key}/files/plan.json").status_code == 200
 
 

@@ -79,10 +79,10 @@ def test_a_solve_is_live_and_ends_beside_the_baseline(pages: Pages, address: str
 
 
 def test_cancel_keeps_the_best_plan(pages: Pages, address: str) -> None:
-    """A search that its minute does not close is cancelled after the first figures."""
+    """A search that its 14 s do not close is cancelled after the first figures."""
     page = open_playground(pages, address)
     page.select_option("#placement", "v")
-    for field, value in {"m": "12", "t_b": "1.3", "t_w": "0.7", "cap": "0.6p", "time_limit": "60"}.items():
+    for field, value in {"m": "12", "t_b": "1.3", "t_w": "0.7", "cap": "0.6p", "time_limit": "14"}.items():
         page.fill(f"#{field}", value)
     wait_for_text(page, "#notes", "288 tasks")
     page.click("#solve")

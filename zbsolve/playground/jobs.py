@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 MOST_RUNNING = 2
 MOST_KEPT = 20
 # After a cancel a search may finish its current step; it is asked again, then ended by force.
-PATIENCE = 12.0
-REMINDERS = 4
+PATIENCE = 30.0
+REMINDERS = 6
 LONGEST_LINE = 2**28
 
 
