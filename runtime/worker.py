@@ -36,7 +36,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from zbsolve.errors import EnvironmentFailedError, InputError, ZbsolveError
 from zbsolve.instance import Instance
-from zbsolve.partition import even_split
+from zbsolve.partition.splits import even_split
 from zbsolve.plan import ComputeOp, Plan, check_plan, load_plan
 from zbsolve.runtime import models
 from zbsolve.runtime.emulation import EmulatedStages

@@ -13,6 +13,7 @@ from io import TextIOWrapper
 
 # Importing a module registers its commands; this order is that of the help page.
 from zbsolve.cli import (  # noqa: F401
+    advising,
     benching,
     cataloguing,
     doctoring,
@@ -22,6 +23,7 @@ from zbsolve.cli import (  # noqa: F401
     playing,
     running,
     showing,
+    sweeping,
 )
 from zbsolve.cli.base import app
 
