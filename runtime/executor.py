@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from zbsolve.instance import Instance
-from zbsolve.plan import Action, Program
-from zbsolve.runtime.status import Status
+from zbsolve.plan import Program
+from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
 
 
@@ -83,14 +83,6 @@ def _cuda_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-@dataclass
-class _Timed:
-    action: Action
-    before_wait: object
-    start: object
-    end: object
-
-
 @dataclass(frozen=True)
 class OpRecord:
     """One op as measured, in seconds on the host's clock."""
@@ -103,134 +95,158 @@ class OpRecord:
     wait: float
 
 
+Key = tuple[str, int, int]  # direction F or B, stage, micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Compute:
+    """An op with everything that its place in the program decides.
+
+    ``source`` is the message it consumes, from this device when ``local``. ``answers`` is the number of our
+    own forward message whose consumer must have run when ``source`` is there. ``hands`` is the key under
+    which its result waits for the next op, here when ``hands_local``, else for its send.
+    """
+
+    op: str
+    stage: int
+    microbatch: int
+    waiting: bytes
+    running: bytes
+    source: Key | None
+    local: bool
+    answers: int | None
+    hands: Key | None
+    hands_local: bool
+
+    @property
+    def receives(self) -> bool:
+        """Whether it waits for another device."""
+        return self.source is not None and not self.local
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A send or a receive."""
+
+    sends: bool
+    key: Key
+    message: int
+    peer: int
+    running: bytes
+
+
+def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]:
+    """The program with each action's neighbours looked up once, not in every step."""
+    device_of = [stage.device for stage in instance.stages]
+    sent = {
+        (a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")
+    }
+    compiled: list[_Compute | _Transfer] = []
+    for action in program.actions:
+        op, stage, microbatch = action.op, action.stage, action.microbatch
+        running = encode(op, stage, microbatch)
+        if not action.is_compute:
+            assert action.peer is not None
+            assert action.message is not None
+            key = (op[-1], stage, microbatch)
+            compiled.append(_Transfer(op.startswith("SEND"), key, action.message, action.peer, running))
+            continue
+        source = hands = None
+        local = hands_local = False
+        if op != "W":
+            direction, forward = ("F", 1) if op == "F" else ("B", -1)
+            before, after = stage - forward, stage + forward
+            if 0 <= before < len(device_of):
+                source = (direction, stage, microbatch)
+                local = device_of[before] == program.device
+            if 0 <= after < len(device_of):
+                hands_local = device_of[after] == program.device
+                hands = (direction, after if hands_local else stage, microbatch)
+        answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
+        waiting = encode(op, stage, microbatch, waiting=True)
+        compiled.append(
+            _Compute(
+                op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local
+            )
+        )
+    return compiled
+
+
 class Executor:
     """Runs the program of one device, step after step."""
 
     def __init__(
         self, instance: Instance, program: Program, stages: StageSet, transport: Transport, status: Status
     ) -> None:
-        self.instance = instance
-        self.program = program
         self.stages = stages
         self.transport = transport
         self.status = status
         self.clock: Clock = CudaClock() if transport.device.type == "cuda" else Clock()
-        self._send_numbers = {
-            (a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")
-        }
+        self._actions = _compile(instance, program)
 
     def step(self, number: int) -> list[OpRecord]:
         """Run all actions of one step between two barriers."""
         self.stages.begin(number)
-        gc.collect()
-        gc.disable()  # a collection in the middle of an op would be charged to it
+        # A collection in the middle of an op would be charged to it. Young objects hold what the last step
+        # left behind; the old ones (torch itself has half a million) are Python's business, between steps.
+        gc.collect(1)
+        gc.disable()
         self.status.set("barrier", number, -1, -1)
         try:
             dist.barrier()
             self.clock.open()
-            timed = self._run(number)
+            marks = self._run()
             self.status.set("barrier", number, -1, -1)
             self.transport.finish()
             dist.barrier()
         finally:
             gc.enable()
-        return [self._record(entry) for entry in timed]
-
-    def _run(self, number: int) -> list[_Timed]:
-        mark = self.clock.mark
-        incoming: dict[tuple[str, int, int], Incoming] = {}
-        local: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-        outbox: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-        timed: list[_Timed] = []
-        for action in self.program.actions:
-            op, stage, microbatch = action.op, action.stage, action.microbatch
-            if action.is_compute:
-                self.status.set(op, number, stage, microbatch, waiting=True)
-                before_wait = mark()
-                received = self._input(action, incoming, local)
-                self.status.set(op, number, stage, microbatch)
-                start = mark()
-                result = self.stages.run(op, stage, microbatch, received)
-                self._hand_over(action, result, local, outbox)
-                timed.append(_Timed(action, before_wait, start, mark()))
-                continue
-            assert action.peer is not None
-            assert action.message is not None
-            self.status.set(op, number, stage, microbatch)
-            direction = op[-1]
-            if op.startswith("RECV"):
-                shapes = self.stages.shapes(direction, stage, microbatch)
-                incoming[direction, stage, microbatch] = self.transport.receive(
-                    action.message, action.peer, shapes
-                )
-            else:
-                self.transport.send(action.message, action.peer, outbox.pop((direction, stage, microbatch)))
-            if timed:  # An op's length includes the calls that follow it; only waiting is not busy.
-                timed[-1].end = mark()
-        return timed
-
-    def _input(
-        self,
-        action: Action,
-        incoming: dict[tuple[str, int, int], Incoming],
-        local: dict[tuple[str, int, int], list[torch.Tensor]],
-    ) -> list[torch.Tensor]:
-        """What an op needs from its neighbour, waiting for it where it comes from another device."""
-        stage, microbatch = action.stage, action.microbatch
-        if action.op == "W":
-            return []
-        direction = "F" if action.op == "F" else "B"
-        source = stage - 1 if direction == "F" else stage + 1
-        if not 0 <= source < self.instance.num_stages:
-            return []
-        key = (direction, stage, microbatch)
-        if self.instance.stages[source].device == self.program.device:
-            return local.pop(key)
-        received = incoming.pop(key).wait()
-        if direction == "B":
-            # The gradient is the answer to our own forward message: its consumer has run.
-            sent = self._send_numbers.get(("SEND_F", stage, microbatch))
-            if sent is not None:
-                self.transport.release(sent)
-        return received
-
-    def _hand_over(
-        self,
-        action: Action,
-        result: list[torch.Tensor],
-        local: dict[tuple[str, int, int], list[torch.Tensor]],
-        outbox: dict[tuple[str, int, int], list[torch.Tensor]],
-    ) -> None:
-        if action.op == "W":
-            return
-        direction = "F" if action.op == "F" else "B"
-        target = action.stage + 1 if direction == "F" else action.stage - 1
-        if not 0 <= target < self.instance.num_stages:
-            return
-        if self.instance.stages[target].device == self.program.device:
-            local[direction, target, action.microbatch] = result
-        else:
-            outbox[direction, action.stage, action.microbatch] = result
-
-    def _record(self, entry: _Timed) -> OpRecord:
         seconds = self.clock.seconds
-        start = seconds(entry.start)
-        action = entry.action
-        waits = self._receives(action)
-        return OpRecord(
-            action.op,
-            action.stage,
-            action.microbatch,
-            start,
-            seconds(entry.end),
-            start - seconds(entry.before_wait) if waits else 0.0,
-        )
+        records = []
+        for action, waited_from, start, end in marks:
+            begun = seconds(start)
+            wait = begun - seconds(waited_from) if action.receives else 0.0
+            records.append(
+                OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait)
+            )
+        return records
 
-    def _receives(self, action: Action) -> bool:
-        if action.op == "W":
-            return False
-        source = action.stage - 1 if action.op == "F" else action.stage + 1
-        return (
-            0 <= source < self.instance.num_stages
-            and self.instance.stages[source].device != self.program.device
-        )
+    def _run(self) -> list[tuple[_Compute, object, object, object]]:
+        """All actions of a step; each op with the marks of its wait, start and end."""
+        mark, place = self.clock.mark, self.status.at
+        run, transport = self.stages.run, self.transport
+        incoming: dict[Key, Incoming] = {}
+        local: dict[Key, list[torch.Tensor]] = {}
+        outbox: dict[Key, list[torch.Tensor]] = {}
+        marks: list[tuple[_Compute, object, object, object]] = []
+        for action in self._actions:
+            if isinstance(action, _Compute):
+                received: list[torch.Tensor] = []
+                waited_from = None
+                if action.source is not None:
+                    if action.local:
+                        received = local.pop(action.source)
+                    else:
+                        place(action.waiting)
+                        waited_from = mark()
+                        received = incoming.pop(action.source).wait()
+                        if action.answers is not None:
+                            # The gradient is the answer to our own forward message: its consumer has run.
+                            transport.release(action.answers)
+                place(action.running)
+                start = mark()
+                result = run(action.op, action.stage, action.microbatch, received)
+                if action.hands is not None:
+                    (local if action.hands_local else outbox)[action.hands] = result
+                marks.append((action, waited_from, start, mark()))
+                continue
+            place(action.running)
+            if action.sends:
+                transport.send(action.message, action.peer, outbox.pop(action.key))
+            else:
+                shapes = self.stages.shapes(*action.key)
+                incoming[action.key] = transport.receive(action.message, action.peer, shapes)
+            if marks:  # An op's length includes the calls that follow it; only waiting is not busy.
+                op, waited_from, start, _ = marks[-1]
+                marks[-1] = (op, waited_from, start, mark())
+        return marks

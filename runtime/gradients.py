@@ -16,8 +16,9 @@ from torch import nn
 
 from zbsolve.plan import Program
 from zbsolve.runtime.models import PipelineModel, StageLayers, stage_ranges
+from zbsolve.runtime.randomness import set_seed, step_seed
 from zbsolve.runtime.split_backward import accumulate, unique
-from zbsolve.runtime.stages import RealStages, move, step_data, step_seed
+from zbsolve.runtime.stages import RealStages, move, step_data
 
 # Relative to the largest entry of the gradient; sums in float32 taken in another order differ by 1e-7.
 TOLERANCE = 1e-5
@@ -58,7 +59,7 @@ def reference_gradients(
     for j, batch in enumerate(step_data(model, step, count)):
         value = move(batch.inputs, device)
         for s, stage in enumerate(stages):
-            torch.manual_seed(step_seed(seed, step, s, j))
+            set_seed(step_seed(seed, step, s, j), device)
             value = stage(value)
         loss = model.loss(value, move(batch.targets, device)) * batch.weight
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)

@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.plan import Plan
-from zbsolve.runtime.status import announce_failure, read_place
+from zbsolve.runtime.status import Place, announce_failure, read_place
 from zbsolve.runtime.worker import Job, Outcome
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ def _watch(
     progress: Callable[[str], None] | None,
 ) -> None:
     """Return when all ranks ended well; raise as soon as one did not, after ending the rest."""
-    moved, last = time.monotonic(), -1
+    moved = time.monotonic()
+    last: list[Place] = []
     shown = ""
     while True:
         codes = [process.poll() for process in processes]
@@ -112,9 +113,8 @@ def _watch(
         if all(code == 0 for code in codes):
             return
         places = [read_place(folder / f"status{rank}") for rank in range(len(processes))]
-        total = sum(place.progress for place in places)
-        if total != last:
-            moved, last = time.monotonic(), total
+        if places != last:
+            moved, last = time.monotonic(), places
         elif time.monotonic() - moved > job.timeout + _END_SECONDS:
             where = "; ".join(f"rank {rank} in {place}" for rank, place in enumerate(places))
             raise EnvironmentFailedError(f"nothing moved for {time.monotonic() - moved:.0f} s: {where}")

@@ -34,6 +34,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 
 from zbsolve.errors import InputError
+from zbsolve.runtime.randomness import set_seed
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
 Mechanism = Literal["auto", "deferred", "generic"]
@@ -62,9 +63,16 @@ class _Store:
 
 
 def _linear_gradients(x: torch.Tensor, grad: torch.Tensor, *, bias: bool) -> tuple[torch.Tensor, ...]:
-    x2, grad2 = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    weight = grad2.t() @ x2
-    return (weight, grad2.sum(0)) if bias else (weight,)
+    if x.dim() != 2:
+        x, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    weight = grad.t() @ x
+    return (weight, grad.sum(0)) if bias else (weight,)
+
+
+def _no_autocast(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """Types as given; nothing to enter where autocast is off anyway."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class _DeferredLinear(torch.autograd.Function):
@@ -81,7 +89,7 @@ class _DeferredLinear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.store, ctx.weight, ctx.bias = store, weight, bias
         ctx.save_for_backward(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with _no_autocast(x):
             return functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
@@ -89,11 +97,14 @@ class _DeferredLinear(torch.autograd.Function):
         (grad,) = grads
         (x,) = ctx.saved_tensors
         weight, bias, store = ctx.weight, ctx.bias, ctx.store
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with _no_autocast(x):  # autograd calls this without grad mode
             dx = None
             if ctx.needs_input_grad[1]:
-                flat = grad.reshape(-1, grad.shape[-1])
-                dx = (flat @ weight.to(grad.dtype)).reshape(x.shape)
+                if x.dim() == 2:
+                    dx = grad @ weight.to(grad.dtype)
+                else:
+                    flat = grad.reshape(-1, grad.shape[-1])
+                    dx = (flat @ weight.to(grad.dtype)).reshape(x.shape)
             wants = weight.requires_grad, bias is not None and bias.requires_grad
             if store.fused:
                 dw = db = None
@@ -342,6 +353,8 @@ class SplitStage:
             _DEFERRAL.install(module)
         self._passes: dict[int, _Pass] = {}
         self.accounting = False
+        first = next(module.parameters(), None)
+        self.device = torch.device("cpu") if first is None else first.device
         self._static = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 
     # --- passes ---------------------------------------------------------------------------------
@@ -365,7 +378,7 @@ class SplitStage:
             for t, need in zip(inputs, needs, strict=True)
         ]
         record = _Pass(leaves, tuple(needs), [], _Store(), {})
-        torch.manual_seed(seed)
+        set_seed(seed, self.device)
         counting = (
             saved_tensors_hooks(lambda t: self._count(record.saved, t), lambda t: t)
             if self.accounting

@@ -23,6 +23,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
+from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.split_backward import (
     Mechanism,
     SplitStage,
@@ -60,14 +61,6 @@ class Boundary:
         """From the store."""
         spec, shapes, needs = json.loads(text)
         return cls(spec, tuple(Shape(tuple(s), getattr(torch, d)) for s, d in shapes), tuple(needs))
-
-
-def step_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
-    """Random state of one F: a function of its place alone, so that any order draws the same numbers."""
-    mixed = seed
-    for part in (step, stage, microbatch):
-        mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
-    return mixed
 
 
 def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:

@@ -47,6 +47,8 @@ class Transport:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tagged = dist.get_backend() != "nccl"
+        # The group's own methods: what dist.isend and dist.irecv call after looking everything up again.
+        self._group = dist.distributed_c10d._get_default_group()
         self._sends: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
 
     def receive(self, message: int, peer: int, shapes: Sequence[Shape]) -> Incoming:
@@ -54,9 +56,7 @@ class Transport:
         works, buffers = [], []
         for part, shape in enumerate(shapes):
             buffer = torch.empty(shape.size, dtype=shape.dtype, device=self.device)
-            work = dist.irecv(_bytes_like(buffer), peer, tag=self._tag(message, part))
-            assert work is not None  # every rank is in the default group
-            works.append(work)
+            works.append(self._group.recv([_bytes_like(buffer)], peer, self._tag(message, part)))
             buffers.append(buffer)
         return Incoming(works, buffers)
 
@@ -65,9 +65,7 @@ class Transport:
         started = []
         for part, tensor in enumerate(tensors):
             solid = tensor.contiguous()
-            work = dist.isend(_bytes_like(solid), peer, tag=self._tag(message, part))
-            assert work is not None
-            started.append((work, solid))
+            started.append((self._group.send([_bytes_like(solid)], peer, self._tag(message, part)), solid))
         self._sends[message] = started
 
     def release(self, message: int) -> None:
