@@ -24,13 +24,8 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import step_seed
-from zbsolve.runtime.split_backward import (
-    Mechanism,
-    SplitStage,
-    refuse_graph,
-    refuse_unsupported,
-    unique,
-)
+from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.split_backward import Mechanism, SplitStage, unique
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import MAX_PARTS, Shape
 from zbsolve.runtime.values import Spec, flatten, unflatten
