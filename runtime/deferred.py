@@ -2,8 +2,9 @@
 
 While a store is set, every ``nn.Linear``, plain ``nn.Embedding`` and zero-padded convolution computes its
 output with stand-ins for its parameters, which B asks no gradient of: autograd then computes the input
-gradient and nothing else. The layer's input, and the gradient of its output when B reaches it, are put aside as a :class:`Call`; W makes
-the weight gradient of them, by the kernels that autograd itself would use, and frees them.
+gradient and nothing else. The layer's input, and the gradient of its output when B reaches it, are put
+aside as a :class:`Call`; W makes the weight gradient of them, by the kernels that autograd itself would
+use, and frees them.
 
 Two ways of learning the output's gradient: a hook on the output's node (the quick one), and, where a
 hook will not do, a function of its own behind the layer: when the input needs no gradient (the first stage,
@@ -38,7 +39,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Store:
-    """Calls put aside for one stage and micro-batch. ``pack`` counts the memory of inputs, when accounting."""
+    """Calls put aside for one stage and micro-batch. ``pack`` counts saved memory, when accounting."""
 
     calls: list[Call] = field(default_factory=list)
     pack: Pack | None = None

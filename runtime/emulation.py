@@ -7,7 +7,7 @@ about kernels or memory; every trace made with it is labelled "emulated".
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -28,7 +28,7 @@ class EmulatedStages:
         self._payload = torch.zeros(max(1, round(payload_mib * 2**20 / 4)))
         self._shape = (Shape(tuple(self._payload.shape), self._payload.dtype),)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, fused: Set[tuple[int, int]]) -> None:
         """Nothing to prepare."""
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:

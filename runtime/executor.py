@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,12 +25,15 @@ from zbsolve.plan import Program
 from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
 
+# (stage, micro-batch)
+Fused = Set[tuple[int, int]]
+
 
 class StageSet(Protocol):
     """The stages that a device holds."""
 
-    def begin(self, step: int) -> None:
-        """Get ready for a step (not timed)."""
+    def begin(self, step: int, fused: Fused) -> None:
+        """Get ready for a step (not timed) in which ``fused`` have BW where the others have B and W."""
         ...
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
@@ -138,9 +141,7 @@ class _Transfer:
 def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]:
     """The program with each action's neighbours looked up once, not in every step."""
     device_of = [stage.device for stage in instance.stages]
-    sent = {
-        (a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")
-    }
+    sent = {(a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")}
     compiled: list[_Compute | _Transfer] = []
     for action in program.actions:
         op, stage, microbatch = action.op, action.stage, action.microbatch
@@ -165,9 +166,7 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
         answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
         waiting = encode(op, stage, microbatch, waiting=True)
         compiled.append(
-            _Compute(
-                op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local
-            )
+            _Compute(op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local)
         )
     return compiled
 
@@ -183,10 +182,11 @@ class Executor:
         self.status = status
         self.clock: Clock = CudaClock() if transport.device.type == "cuda" else Clock()
         self._actions = _compile(instance, program)
+        self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
 
     def step(self, number: int) -> list[OpRecord]:
         """Run all actions of one step between two barriers."""
-        self.stages.begin(number)
+        self.stages.begin(number, self._fused)
         # A collection in the middle of an op would be charged to it. Young objects hold what the last step
         # left behind; the old ones (torch itself has half a million) are Python's business, between steps.
         gc.collect(1)
@@ -203,22 +203,21 @@ class Executor:
             gc.enable()
         seconds = self.clock.seconds
         records = []
-        for action, waited_from, start, end in marks:
+        for action, (waited_from, start, end) in marks:
             begun = seconds(start)
             wait = begun - seconds(waited_from) if action.receives else 0.0
-            records.append(
-                OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait)
-            )
+            records.append(OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait))
         return records
 
-    def _run(self) -> list[tuple[_Compute, object, object, object]]:
+    def _run(self) -> list[tuple[_Compute, list[object]]]:
         """All actions of a step; each op with the marks of its wait, start and end."""
         mark, place = self.clock.mark, self.status.at
         run, transport = self.stages.run, self.transport
         incoming: dict[Key, Incoming] = {}
         local: dict[Key, list[torch.Tensor]] = {}
         outbox: dict[Key, list[torch.Tensor]] = {}
-        marks: list[tuple[_Compute, object, object, object]] = []
+        marks: list[tuple[_Compute, list[object]]] = []
+        last: list[object] = [None, None, None]
         for action in self._actions:
             if isinstance(action, _Compute):
                 received: list[torch.Tensor] = []
@@ -238,7 +237,8 @@ class Executor:
                 result = run(action.op, action.stage, action.microbatch, received)
                 if action.hands is not None:
                     (local if action.hands_local else outbox)[action.hands] = result
-                marks.append((action, waited_from, start, mark()))
+                last = [waited_from, start, mark()]
+                marks.append((action, last))
                 continue
             place(action.running)
             if action.sends:
@@ -246,7 +246,5 @@ class Executor:
             else:
                 shapes = self.stages.shapes(*action.key)
                 incoming[action.key] = transport.receive(action.message, action.peer, shapes)
-            if marks:  # An op's length includes the calls that follow it; only waiting is not busy.
-                op, waited_from, start, _ = marks[-1]
-                marks[-1] = (op, waited_from, start, mark())
+            last[2] = mark()  # an op's length includes the calls that follow it: only waiting is not busy
         return marks

@@ -1,9 +1,10 @@
 """Where W may begin in any autograd graph: the generic way to split a backward.
 
-B differentiates to the stage's inputs only (:func:`deepest` stands in where they need no gradient), keeps the graph, and records the gradients that arrive at the
-nodes where a branch leaves for parameters alone. W starts from those nodes, so it repeats no input
-gradient. A parameter that several such nodes reach along one path (``x @ w @ w``) has no such start: its
-gradient is taken from the stage's outputs again, which is right and slower.
+B differentiates to the stage's inputs only (:func:`deepest` stands in where they need no gradient), keeps
+the graph, and records the gradients that arrive at the nodes where a branch leaves for parameters alone. W
+starts from those nodes, so it repeats no input gradient. A parameter that several such nodes reach along one
+path (``x @ w @ w``) has no such start: its gradient is taken from the stage's outputs again, which is right
+and slower.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def cut_graph(
 ) -> Cut:
     """Find the starts of W in the graph below ``roots``.
 
-    ``inputs`` are what B differentiates to. With R the nodes that lead to one of them, a start is a node in R with a branch outside R that leads
-    to parameters. Parameters that a start reaches both by such a branch and through R are entangled:
-    starting there would count the paths through R as well.
+    ``inputs`` are what B differentiates to. With R the nodes that lead to one of them, a start is a node
+    in R with a branch outside R that leads to parameters. Parameters that a start reaches both by such a
+    branch and through R are entangled: starting there would count the paths through R as well.
     """
     sources = {get_gradient_edge(tensor).node for tensor in inputs}
     bit = {get_gradient_edge(parameter).node: 1 << i for i, parameter in enumerate(parameters)}

@@ -152,9 +152,10 @@ class StageLayers(nn.Module):
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self._in_order = tuple(layers)
 
     def forward(self, value: Any) -> Any:
-        for layer in self.layers:
+        for layer in self._in_order:
             value = layer(value)
         return value
 

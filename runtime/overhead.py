@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import EnvironmentFailedError
@@ -43,7 +44,7 @@ SCHEDULES = ("1f1b", "zb-h1")
 
 @dataclass(frozen=True, slots=True)
 class OverheadRow:
-    """Host time per compute action (F, B, W or BW), in microseconds, of one executor on one schedule.
+    """The host's CPU time per compute action (F, B, W or BW), in microseconds, of an executor on a schedule.
 
     ``total`` is the median step divided by its compute actions; ``above`` is what remains of it when the
     same passes called directly (``bare``) are taken off.
@@ -70,7 +71,8 @@ class _Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.bias
+        result: torch.Tensor = x + self.bias
+        return result
 
 
 def _trivial() -> nn.Module:
@@ -91,7 +93,8 @@ class _Model:
         self.layers = layers
 
     def loss(self, output: Any, targets: Any) -> torch.Tensor:
-        return (output - targets).square().mean()
+        loss: torch.Tensor = (output - targets).square().mean()
+        return loss
 
     def microbatches(self, step: int, count: int) -> list[MicroBatch]:
         rows = torch.zeros(ROWS, WIDTH)
@@ -140,24 +143,26 @@ def _fake_group() -> Iterator[None]:
         raise EnvironmentFailedError("this process already has a process group: measure in a fresh one")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()  # the collection before each step need not look at all of torch again
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=RANKS)
     try:
         yield
     finally:
+        gc.unfreeze()
         dist.destroy_process_group()
         torch.set_num_threads(threads)
 
 
 def _take_turns(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, after three turns of warm-up."""
+    """Median CPU seconds of each, after three turns of warm-up."""
     taken: dict[str, list[float]] = {key: [] for key in steps}
     for turn in range(repeats + 3):
         for key, step in steps.items():
             gc.collect()
-            begun = time.perf_counter()
+            begun = time.process_time()
             step()
             if turn >= 3:
-                taken[key].append(time.perf_counter() - begun)
+                taken[key].append(time.process_time() - begun)
     return {key: median(values) for key, values in taken.items()}
 
 
@@ -186,7 +191,7 @@ def _our_step(
     device = torch.device("cpu")
     stages = RealStages(model, instance, RANK, (1,) * RANKS, mechanism, 0, device)
     # The other ranks' part of the agreement: every boundary carries the same activations.
-    store = dist.HashStore()
+    store = HashStore()
     text = Boundary("tensor", (Shape((ROWS, WIDTH), torch.float32),), (True,)).to_text()
     for stage in set(range(RANKS)) - {RANK}:
         store.set(f"boundary/0/{stage + 1}", text)
@@ -221,7 +226,9 @@ def _torch_step(csv: Path, num_microbatches: int, module: nn.Module) -> Callable
         input_grads=(x,),
         output_grads=(x,),
     )
-    schedule = _PipelineScheduleRuntime([stage], num_microbatches, loss_fn=nn.MSELoss(), scale_grads=False)
+    schedule = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+        [stage], num_microbatches, loss_fn=nn.MSELoss(), scale_grads=False
+    )
     schedule._load_csv(str(csv), format="compute_only")
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""One stage's F, B, W and BW as separate calls: the input gradient first, the weight gradient when the plan says.
+"""One stage's F, B, W and BW as separate calls: the weight gradient when the plan says.
 
 Two mechanisms, both without change to the user's model code:
 
@@ -34,12 +34,15 @@ from zbsolve.runtime.values import Spec, flatten, unflatten
 
 Mechanism = Literal["auto", "deferred", "generic"]
 
+# What torch.autograd.grad and backward call after looking at every gradient's shape in Python (8 us an op);
+# the engine itself checks them again.
+_ENGINE = torch.autograd.Variable._execution_engine
+
 # "auto" defers where at least this share of a stage's trainable parameters is in modules that can defer.
 DEFERRED_SHARE = 0.9
 
 
-
-@dataclass
+@dataclass(slots=True)
 class _Pass:
     """What a stage holds for one micro-batch between its F and its W."""
 
@@ -101,8 +104,7 @@ class SplitStage:
         the outputs, detached, and their spec.
         """
         leaves = [
-            t.detach().requires_grad_() if need else t.detach()
-            for t, need in zip(inputs, needs, strict=True)
+            t.detach().requires_grad_() if need else t.detach() for t, need in zip(inputs, needs, strict=True)
         ]
         record = _Pass(leaves, needs, fused)
         set_seed(seed, self.device)
@@ -161,8 +163,8 @@ class SplitStage:
     def _deferred_b(
         self,
         record: _Pass,
-        roots: list[GradientEdge],
-        gradients: list[torch.Tensor],
+        roots: tuple[GradientEdge, ...],
+        gradients: tuple[torch.Tensor, ...],
         wanted: list[torch.Tensor],
     ) -> Sequence[torch.Tensor | None]:
         with self._deferring(record):
@@ -175,8 +177,8 @@ class SplitStage:
     def _generic_b(
         self,
         record: _Pass,
-        roots: list[GradientEdge],
-        gradients: list[torch.Tensor],
+        roots: tuple[GradientEdge, ...],
+        gradients: tuple[torch.Tensor, ...],
         wanted: list[torch.Tensor],
     ) -> Sequence[torch.Tensor | None]:
         lowest = None if wanted else deepest(roots, self.parameters)
@@ -250,19 +252,11 @@ class SplitStage:
         assert record.fused  # its F ran with nothing put aside
         roots, root_gradients = _pairs(record.edges, gradients)
         wanted = [t for t, need in zip(record.inputs, record.needs, strict=True) if need]
-        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        if roots and (wanted or self.parameters):
-            if all(p.grad is not None for p in self.parameters):
-                # Autograd's own sums into .grad: the same bits, without a Python loop.
-                torch.autograd.backward(roots, root_gradients, inputs=[*wanted, *self.parameters])
-                found = [t.grad for t in wanted]
-            else:
-                both = _grad(roots, [*wanted, *self.parameters], root_gradients)
-                found = both[: len(wanted)]
-                for parameter, gradient in zip(self.parameters, both[len(wanted) :], strict=True):
-                    if gradient is not None:
-                        accumulate(parameter, gradient)
-        return self._input_gradients(record, found)
+        if roots:
+            _ENGINE.run_backward(
+                roots, root_gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+        return self._input_gradients(record, [t.grad for t in wanted])
 
     @staticmethod
     def _input_gradients(record: _Pass, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -346,14 +340,23 @@ def _grad(
     *,
     retain_graph: bool = False,
 ) -> Sequence[torch.Tensor | None]:
-    return torch.autograd.grad(roots, inputs, gradients, retain_graph=retain_graph, allow_unused=True)
+    found: Sequence[torch.Tensor | None] = _ENGINE.run_backward(
+        tuple(roots),
+        tuple(gradients),
+        retain_graph,
+        False,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
 
 
 def _pairs(
     edges: Sequence[GradientEdge | None], gradients: Sequence[torch.Tensor | None]
-) -> tuple[list[GradientEdge], list[torch.Tensor]]:
+) -> tuple[tuple[GradientEdge, ...], tuple[torch.Tensor, ...]]:
     kept = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
-    return [e for e, _ in kept], [g for _, g in kept]
+    return tuple(e for e, _ in kept), tuple(g for _, g in kept)
 
 
 def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -366,5 +369,3 @@ def _choose(module: nn.Module) -> Literal["deferred", "generic"]:
     inside = {p for part in module.modules() if can_defer(part) for p in part.parameters(recurse=False)}
     deferrable = sum(p.numel() for p in inside if p.requires_grad)
     return "deferred" if deferrable >= DEFERRED_SHARE * trainable else "generic"
-
-

@@ -10,9 +10,10 @@ random state are undone.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Boundary:
     shapes: tuple[Shape, ...]
     needs: tuple[bool, ...]
 
-    @property
+    @cached_property
     def gradient_shapes(self) -> tuple[Shape, ...]:
         """What goes back over it."""
         return tuple(shape for shape, need in zip(self.shapes, self.needs, strict=True) if need)
@@ -205,9 +206,10 @@ class RealStages:
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, fused: Set[tuple[int, int]]) -> None:
         """Fetch the step's data."""
         self._step = step
+        self._fused = fused
         self._data = step_data(self.model, step, self.instance.num_microbatches)
         self._signatures = [_signature(batch) for batch in self._data]
         self.losses = {}
@@ -251,12 +253,20 @@ class RealStages:
                 return self.model.loss(value, targets) * batch.weight
 
         seed = step_seed(self.seed, self._step, stage, microbatch)
-        outputs, spec = split.forward(microbatch, seed, received, boundary.needs, boundary.spec, finish)
+        outputs, spec = split.forward(
+            microbatch,
+            seed,
+            received,
+            boundary.needs,
+            boundary.spec,
+            finish,
+            fused=(stage, microbatch) in self._fused,
+        )
         if stage == self.last:
             self.losses[microbatch] = outputs[0]
             return []
         agreed = self._boundary(stage + 1, microbatch)
-        if spec != agreed.spec or _shapes(outputs) != agreed.shapes:
+        if spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
                 f"stage {stage} returned other shapes than before step 1 for a micro-batch of the same "
                 "shape: make its output depend on the input's shape alone"
@@ -265,11 +275,14 @@ class RealStages:
 
     def _output_gradients(
         self, stage: int, microbatch: int, received: list[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
+    ) -> Sequence[torch.Tensor | None]:
         if stage == self.last:
             return [torch.ones_like(self.losses[microbatch])]
+        needs = self._boundary(stage + 1, microbatch).needs
+        if len(received) == len(needs):
+            return received  # every output gets a gradient
         rest = iter(received)
-        return [next(rest) if need else None for need in self._boundary(stage + 1, microbatch).needs]
+        return [next(rest) if need else None for need in needs]
 
     def step_loss(self) -> float | None:
         """The step's loss (mean over all rows) where the last stage is, else None."""
@@ -325,12 +338,15 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
     return tuple(Shape(tuple(t.shape), t.dtype) for t in tensors)
 
 
+def _has_shape(tensor: torch.Tensor, shape: Shape) -> bool:
+    return tensor.shape == shape.size and tensor.dtype == shape.dtype
+
+
 def _signature(batch: MicroBatch) -> str:
-    parts = [
-        flatten(batch.inputs, "microbatches(): inputs"),
-        flatten(batch.targets, "microbatches(): targets"),
-    ]
-    return json.dumps([[spec, [[list(t.shape), str(t.dtype)] for t in tensors]] for tensors, spec in parts])
+    """Equal for micro-batches of the same nesting, shapes and types."""
+    inputs, inputs_spec = flatten(batch.inputs, "microbatches(): inputs")
+    targets, targets_spec = flatten(batch.targets, "microbatches(): targets")
+    return repr((inputs_spec, _shapes(inputs), targets_spec, _shapes(targets)))
 
 
 def move(value: Any, device: torch.device) -> Any:

@@ -401,7 +401,7 @@ def test_gpt_blocks_are_bit_equal(mechanism: Mechanism) -> None:
 
 
 def test_auto_looks_where_the_parameters_are() -> None:
-    """Linear and convolution stages defer, others take the generic split; a frozen one has no choice to make."""
+    """Linear and convolution stages defer, others split generically; a frozen one has nothing to choose."""
     assert SplitStage(nn.Linear(4, 4), 0).mechanism == "deferred"
     assert SplitStage(nn.Conv1d(4, 4, 3), 0).mechanism == "deferred"
     assert SplitStage(nn.GRU(4, 4), 0).mechanism == "generic"
@@ -433,7 +433,7 @@ def test_convolutions(mechanism: Mechanism, fused: bool) -> None:
 
 @both
 def test_first_stage_splits_its_backward(mechanism: Mechanism) -> None:
-    """Without an input that needs a gradient B still walks the stage, and W has weight gradients left to do."""
+    """Without an input that needs a gradient B still walks the stage, and W has weights left to do."""
     # All of Linear, tanh, Linear is in W under the deferred split; the generic one gives B the deepest
     # parameter (the first weight) to differentiate to, and W the other three.
     stage = SplitStage(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), 0, mechanism)
