@@ -80,7 +80,7 @@ def catalogue(p: int) -> list[tuple[str, Plan]]:
 def test_catalogue_keeps_its_makespan_on_queues(p: int) -> None:
     """Every hand-made schedule stays within 1.03 of its ideal makespan under every queue model."""
     plans = catalogue(p)
-    assert len(plans) > 12
+    assert len(plans) > 8
     for name, plan in plans:
         for queue in QUEUES:
             timing = time_on_queues(plan.instance, plan.programs, queue)

@@ -34,8 +34,9 @@ def linear_plan(m: int = 4) -> Plan:
 
 
 def live_ranks() -> list[psutil.Process]:
-    """Processes that this one started and that still run."""
-    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    """Ranks of this process's rank servers that still run."""
+    servers = psutil.Process().children()
+    return [p for s in servers for p in s.children() if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("split", ["deferred", "generic"])
@@ -156,10 +157,10 @@ def test_killed_parent_leaves_no_rank_behind(tmp_path: Path) -> None:
         process = psutil.Process(parent.pid)
         until = time.monotonic() + 40
         ranks: list[psutil.Process] = []
-        while len(ranks) < 2 and time.monotonic() < until:
-            ranks = process.children()
+        while len(ranks) < 3 and time.monotonic() < until:
+            ranks = process.children(recursive=True)
             time.sleep(0.1)
-        assert len(ranks) == 2
+        assert len(ranks) == 3  # the rank server and its two ranks
         time.sleep(4)  # long enough to be in a step on an idle machine; any moment must do
         parent.kill()
     _, alive = psutil.wait_procs(ranks, timeout=30)
