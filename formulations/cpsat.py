@@ -58,9 +58,10 @@ LARGE_TASKS = 2_000
 
 # When a micro-batch's memory on a stage changes.
 Moment = Literal["F", "B", "B end", "released"]
+Moments = dict[tuple[Moment, int, int], int]  # by stage and micro-batch, in clock steps
 
 
-class _OutOfTimeError(Exception):
+class OutOfTimeError(Exception):
     """The time limit passed while the model was still being built."""
 
 
@@ -156,14 +157,13 @@ class CpSatModel:
         The first F of stage 0 starts at 0: everything else waits for it. In the span every device's window
         meets device 0's (it holds what lies between an F and its B upstream), so twice the span holds all.
         """
-        window = self.upper * self.ticks.fine + self.ticks.zeros
-        end = window if self.objective == "makespan" else 2 * window
+        end = self._latest
         new = self.model.new_int_var
         for s, stage in enumerate(self.instance.stages):
             self._check_time()
             f, b, w = (self.ticks.steps(kind, s) for kind in (F, B, W))
             for j in range(self.instance.num_microbatches):
-                start = new(0, 0 if s == j == 0 else end, f"F{s}.{j}")
+                start = new(*self._forward_domain(s, j), f"F{s}.{j}")
                 self.forward[s, j] = start
                 self.intervals[Task(F, s, j)] = self.model.new_fixed_size_interval_var(start, f, f"F{s}.{j}")
                 b_start, w_start = new(0, end, f"B{s}.{j}"), new(0, end, f"W{s}.{j}")
@@ -380,9 +380,9 @@ class CpSatModel:
         if self._clock is None:
             return
         starts = {timed.task: round(timed.start) for timed in self._clock}
-        origin = starts[Task(F, 0, 0)]
+        origin = self._origin(starts)
         hint = self.model.add_hint
-        moment: dict[tuple[Moment, int, int], int] = {}
+        moment: Moments = {}
         for (s, j), back in self.backward.items():
             fused = Task(BW, s, j) in starts
             forward = starts[Task(F, s, j)] - origin
@@ -408,7 +408,7 @@ class CpSatModel:
                 if Task(W, s, j) in starts:
                     reached = moment["released", s, j]
                 hint(variable, reached)
-        hint(self.cost, self.upper)
+        self._hint_cost(moment)
 
     # --- answers -------------------------------------------------------------------------------
 
@@ -425,6 +425,17 @@ class CpSatModel:
                 program.append((value(back.w_start), Task(W, s, j)))
         # Every task takes at least one step, so starts alone settle the order.
         return tuple(tuple(task for _, task in sorted(program)) for program in placed)
+
+    def _forward_domain(self, s: int, j: int) -> tuple[int, int]:
+        """Range of an F's start: everything waits for the first F of stage 0, which starts at 0."""
+        return 0, 0 if s == j == 0 else self._latest
+
+    def _origin(self, starts: dict[Task, int]) -> int:
+        """The moment of the hint's schedule that is 0 on the model's clock."""
+        return starts[Task(F, 0, 0)]
+
+    def _hint_cost(self, moment: Moments) -> None:
+        self.model.add_hint(self.cost, self.upper)
 
     def _start(self, task: Task) -> cp_model.IntVar:
         kind, s, j = task
@@ -448,7 +459,7 @@ class CpSatModel:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline:
-            raise _OutOfTimeError
+            raise OutOfTimeError
 
 
 @dataclass(frozen=True)
@@ -567,7 +578,7 @@ def solve_cpsat(
         built = CpSatModel(
             instance, objective, warm, free, lower_bound, math.inf if deterministic else begun + time_limit
         )
-    except _OutOfTimeError:
+    except OutOfTimeError:
         return answer(None, False, "time limit while building the model")
 
     solver = cp_model.CpSolver()

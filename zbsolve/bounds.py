@@ -26,19 +26,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
-from zbsolve.precedence import Windows, back, room, windows
+from zbsolve.precedence import Lag, Windows, back, room, windows
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A proven lower bound: its value, the method that proves it, the device it looks at, and a sentence."""
+    """A proven lower bound: its value, the method that proves it, the device it looks at, and a sentence.
+
+    ``lags`` are facts about few micro-batches that it rests on and that an exact model has proven.
+    """
 
     value: float
     method: str
     statement: str
     device: int | None = None
+    lags: tuple[Lag, ...] = ()
 
 
 # --- chains ------------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
     )
 
 
-def window_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
+def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()) -> Iterator[Bound]:
     """Longest paths through dependencies and memory waits, and one machine's work between them.
 
     :mod:`zbsolve.precedence` gives every task a head (least time before its start) and a tail (least
@@ -208,8 +212,13 @@ def window_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     Where a stage can fuse, its backward is two preemptible jobs: ``back`` long with the tail of what waits
     for the gradient, and the rest of ``min_backward`` with none. Split or fused, the device spends at least
     that, the first part before the gradient leaves.
+
+    ``lags`` join the precedences. Each holds in every canonical schedule of the instance: what n + 1
+    consecutive micro-batches do in it is a canonical schedule of these alone (all others only take time and
+    memory away), so the least lag that an exact model finds for n + 1 micro-batches is one for any of them;
+    likewise the least time from an F of the last n to the end of the step.
     """
-    found = windows(instance)
+    found = windows(instance, lags)
     first = instance.stages[0].device
     for device in range(instance.num_devices):
         if objective == "makespan":
@@ -220,11 +229,18 @@ def window_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
             value = preemptive_one_machine(_observed_jobs(instance, found, device, observer))
             yield Bound(
                 value,
-                "one machine",
+                "one machine, proven lags" if lags else "one machine",
                 f"device {device}: its tasks, with the least times before and after each in {watched}, "
-                f"need {value:g}",
+                f"need {value:g}{''.join(map(_say_lag, lags))}",
                 device,
+                lags,
             )
+
+
+def _say_lag(lag: Lag) -> str:
+    if lag.to_end:
+        return f"; the end is at least {lag.value:g} after F(stage {lag.stage}, m-{lag.distance})"
+    return f"; F(stage {lag.stage}, j+{lag.distance}) is at least {lag.value:g} after F(stage {lag.stage}, j)"
 
 
 def _observed_jobs(

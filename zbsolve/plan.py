@@ -75,6 +75,15 @@ class Program(_FileModel):
         return tuple(value) if isinstance(value, list) else value
 
 
+class ProvenLag(_FileModel):
+    """A fact about few micro-batches that the bound rests on: :class:`zbsolve.precedence.Lag`."""
+
+    stage: Annotated[int, Field(ge=0)]
+    distance: Annotated[int, Field(ge=1)]
+    value: Finite
+    to_end: bool = False
+
+
 class Proof(_FileModel):
     """Who proved the lower bound and how, so that it can be re-derived from the plan file."""
 
@@ -82,6 +91,16 @@ class Proof(_FileModel):
     statement: str
     device: int | None = None
     value: Finite | None = None
+    lags: tuple[ProvenLag, ...] = ()
+
+    @field_validator("lags", mode="before")
+    @classmethod
+    def _accept_json_array(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The proof as written in files: what is not there is left out."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
 
 class SolverInfo(_FileModel):
@@ -160,7 +179,7 @@ class Plan(_FileModel):
             "span": self.span,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
-            "bound_proof": self.bound_proof.model_dump(exclude_none=True),
+            "bound_proof": self.bound_proof.to_json_dict(),
             "solver": self.solver.model_dump(exclude_none=True),
             "peak_memory": list(self.peak_memory),
             "queue": self.queue,

@@ -9,7 +9,7 @@ also settles where tasks of no length lie; times follow from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -42,6 +42,18 @@ class MemoryWait(NamedTuple):
     kind: TaskKind
     stage: int
     distance: int
+
+
+class Lag(NamedTuple):
+    """F(``stage``, j + ``distance``) starts at least ``value`` after F(``stage``, j) starts, for every j.
+
+    With ``to_end``: so long after the start of F(``stage``, m - ``distance``) the step ends, at the earliest.
+    """
+
+    stage: int
+    distance: int
+    value: float
+    to_end: bool = False
 
 
 def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
@@ -113,8 +125,8 @@ class Windows:
     tails: NDArray[np.float64]
 
 
-def windows(instance: Instance) -> Windows:
-    """Longest paths over dependencies, micro-batch order and :func:`memory_waits`."""
+def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
+    """Longest paths over dependencies, micro-batch order, :func:`memory_waits` and lags proven elsewhere."""
     S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
     t_f = [stage.t_f for stage in instance.stages]
     t_b = [back(stage) for stage in instance.stages]
@@ -127,6 +139,9 @@ def windows(instance: Instance) -> Windows:
     ]
     hops = [instance.hop(b) for b in range(S - 1)]
     device = [stage.device for stage in instance.stages]
+    lags_of: list[list[Lag]] = [[] for _ in range(S)]
+    for lag in lags:
+        lags_of[lag.stage].append(lag)
     waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
     for wait in memory_waits(instance):
         waits_of[wait.waiting].append(wait)
@@ -149,6 +164,9 @@ def windows(instance: Instance) -> Windows:
                 if j >= distance:
                     c = code[kind]
                     np.maximum(head, heads[c, q, j - distance] + length[c][q], out=head)
+            for _, distance, value, to_end in lags_of[s]:
+                if j >= distance and not to_end:
+                    np.maximum(head, heads[0, s, j - distance] + value, out=head)
         for s in range(S - 1, -1, -1):
             head = heads[1, s, j]
             np.maximum(head, heads[0, s, j] + t_f[s], out=head)
@@ -195,4 +213,9 @@ def windows(instance: Instance) -> Windows:
                 np.maximum(tail, tails[0, s + 1, j] + (t_f[s + 1] + hops[s]), out=tail)
             if j + 1 < m:
                 np.maximum(tail, tails[0, s, j + 1] + t_f[s], out=tail)
+            for _, distance, value, to_end in lags_of[s]:
+                if to_end and j + distance == m:
+                    tail[p] = max(tail[p], value - t_f[s])
+                elif not to_end and j + distance < m:
+                    np.maximum(tail, tails[0, s, j + distance] + value, out=tail)
     return Windows(heads, tails)

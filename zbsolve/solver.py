@@ -16,7 +16,7 @@ from typing import Literal
 
 from zbsolve import __version__
 from zbsolve.baselines import BASELINES
-from zbsolve.bounds import Bound, best_bound
+from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
@@ -25,7 +25,8 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import peak_memory, require_feasible
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, SolverInfo, make_plan, relative_gap
+from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, relative_gap
+from zbsolve.precedence import Lag, room
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
 
@@ -36,6 +37,13 @@ Objective = Literal["makespan", "span"]
 # Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
 CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
+# Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
+LAGS_MOST_HELD = 3
+# Periodic schedules: the share of the time, the tries in it, and when the period is settled.
+PATTERNS_FROM_MICROBATCHES = 8
+PATTERNS_SHARE = 0.2
+PATTERNS_ATTEMPTS = 8
+PATTERNS_CLOSE = 1.002
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
 COMPILE_FROM_SECONDS = 15.0
 
@@ -208,7 +216,13 @@ def certify(instance: Instance, schedule: Schedule, objective: Objective, name: 
 def _certified(
     instance: Instance, schedule: Schedule, objective: Objective, bound: Bound, info: SolverInfo
 ) -> Plan:
-    proof = Proof(method=bound.method, statement=bound.statement, device=bound.device, value=bound.value)
+    proof = Proof(
+        method=bound.method,
+        statement=bound.statement,
+        device=bound.device,
+        value=bound.value,
+        lags=tuple(ProvenLag(**lag._asdict()) for lag in bound.lags),
+    )
     return make_plan(
         instance, schedule, objective=objective, lower_bound=bound.value, proof=proof, solver=info
     )
@@ -253,6 +267,105 @@ def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[
             yield task._replace(kind=W)
         else:
             yield task
+
+
+def _prove_lags(search: _Search) -> None:
+    """Where a cap holds hardly more than one micro-batch: what few of them prove about all of them."""
+    instance = search.instance
+    held = _least_held(instance)
+    if held > LAGS_MOST_HELD or instance.num_microbatches == 1:
+        return
+    try:
+        from zbsolve.formulations.cpsat_lags import prove_lag
+    except ImportError as error:
+        log.warning("lags are left out (%s): install ortools", error)
+        return
+    assert search.schedule is not None  # _construct always leaves one
+    until = search.seconds + 0.15 * search.left
+    incumbent = canonical(instance, search.schedule.orders)
+    last = instance.num_stages - 1
+    lags: list[Lag] = []
+    # What the last stage's F's wait for is most; the end of the step completes the sum.
+    for distance, to_end in ((held, False), (1, True), (2, True), (held + 1, False), (held + 2, False)):
+        left = 0.15 * search.time_limit / 3 if search.deterministic else until - search.seconds
+        if search.done or left <= 0 or distance + (0 if to_end else 1) > instance.num_microbatches:
+            return
+        lag = prove_lag(
+            instance,
+            last,
+            distance,
+            incumbent,
+            to_end=to_end,
+            time_limit=left,
+            seed=search.seed,
+            deterministic=search.deterministic,
+        )
+        if lag is not None:
+            lags.append(lag)
+            for bound in window_bounds(instance, search.objective, tuple(lags)):
+                search.prove(bound)
+
+
+def _least_held(instance: Instance) -> int:
+    """Whole micro-batches that the fullest device can hold on all its stages; at least 1."""
+    held = instance.num_microbatches
+    for device in range(instance.num_devices):
+        whole = sum(instance.stages[s].mem_b for s in instance.stages_on(device))
+        if whole > 0:
+            held = int(min(held, room(instance, device) / whole))
+    return max(1, held)
+
+
+def _search_patterns(search: _Search) -> None:
+    """Periodic schedules of ever shorter period, where a cap and many micro-batches make the rate decide."""
+    instance = search.instance
+    m = instance.num_microbatches
+    if math.isinf(min(map(instance.cap, range(instance.num_devices)))) or m < PATTERNS_FROM_MICROBATCHES:
+        return
+    try:
+        from zbsolve.formulations.cpsat_periodic import find_pattern
+    except ImportError as error:
+        log.warning("periodic schedules are left out (%s): install ortools", error)
+        return
+    assert search.schedule is not None  # _construct always leaves one
+    kinds = {(timed.task.kind, timed.task.stage) for timed in search.schedule}
+    fused = tuple((BW, s) in kinds for s in range(instance.num_stages))
+    # What one micro-batch takes is spent once; the rest of the cost comes from the period.
+    once = best_bound(instance.with_changes(num_microbatches=1), search.objective).value
+    work = max(
+        sum(_job_time(instance, s, fused[s]) for s in instance.stages_on(d))
+        for d in range(instance.num_devices)
+    )
+    shortest = max(work, (search.bound.value - once) / (m - 1))
+    longest = (search.cost - once) / (m - 1)
+    share = PATTERNS_SHARE * (search.time_limit if search.deterministic else search.left)
+    until = search.seconds + share
+    for attempt in range(PATTERNS_ATTEMPTS):
+        left = share / PATTERNS_ATTEMPTS if search.deterministic else until - search.seconds
+        if search.done or left <= 0 or longest <= shortest * PATTERNS_CLOSE:
+            return
+        # The first attempts settle where the answer lies, and are easier: they get less.
+        limit = left if search.deterministic else left / max(1, (PATTERNS_ATTEMPTS - attempt) / 2)
+        period = math.sqrt(shortest * longest)
+        pattern = find_pattern(
+            instance,
+            period,
+            fused,
+            time_limit=limit,
+            seed=search.seed,
+            deterministic=search.deterministic,
+        )
+        if pattern is None:
+            shortest = period
+        else:
+            longest = period
+            search.offer(pattern.orders(instance), "periodic")
+
+
+def _job_time(instance: Instance, s: int, fused: bool) -> float:
+    """What a stage takes of its device for one micro-batch."""
+    stage = instance.stages[s]
+    return stage.t_f + (stage.t_bw if fused and stage.t_bw is not None else stage.t_b + stage.t_w)
 
 
 def _search_policies(search: _Search) -> None:
@@ -383,7 +496,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
 Phase = Callable[[_Search], None]
 
 SOLVERS: dict[str, tuple[Phase, ...]] = {
-    "auto": (_search_policies, _search_orders, _run_cpsat),
+    "auto": (_prove_lags, _search_patterns, _search_policies, _search_orders, _run_cpsat),
     "heuristic": (),
     "cpsat": (_run_cpsat,),
     "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),

@@ -56,6 +56,13 @@ def chunks_in_loop(instance: Instance, name: str) -> int:
     return v
 
 
+def require_v(instance: Instance, name: str) -> None:
+    """Two stages per device in a V: device d holds stages d and 2p - 1 - d."""
+    p = instance.num_devices
+    if [stage.device for stage in instance.stages] != [*range(p), *reversed(range(p))]:
+        raise InputError(f"{name} needs the V placement: device d of p holds stages d and 2p - 1 - d")
+
+
 def one_forward_one_backward(
     forwards: Sequence[Task], backwards: Sequence[Sequence[Task]], warmup: int
 ) -> tuple[Task, ...]:
