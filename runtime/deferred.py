@@ -70,7 +70,8 @@ class _Aside(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.store, ctx.parameters, ctx.gradients = store, parameters, gradients
         ctx.save_for_backward(x)
-        return y.view_as(y)
+        ctx.mark_dirty(y)  # handed through as it is: a view of it could not be changed in place later
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -96,20 +97,29 @@ def _put_aside(
     """``y``, with the arrival of its gradient arranged for."""
     parameters = (weight,) if bias is None or not bias.requires_grad else (weight, bias)
     kept = x.detach()
-    node = y.grad_fn
-    if not x.requires_grad or node is None or _foreign_hooks(store):
-        through = y if x.requires_grad else y.detach()
+    # A view that is changed in place gets another node; its base's node stays in the graph.
+    whole = y._base if y._is_view() else y
+    node = None if whole is None else whole.grad_fn
+    if (
+        not x.requires_grad
+        or node is None
+        or whole is None
+        or whole.numel() != y.numel()
+        or _foreign_hooks(store)
+    ):
+        through = y.detach() if not x.requires_grad else y.clone() if y._is_view() else y
         result: torch.Tensor = _Aside.apply(  # type: ignore[no-untyped-call]
             store, parameters, gradients, kept, through, weight
         )
         return result
-    calls, version = store.calls, kept._version
+    calls, version, shape = store.calls, kept._version, y.shape
 
     def arrived(grads: tuple[torch.Tensor, ...]) -> None:
         if grads[0] is not None:
             if kept._version != version:
                 raise RuntimeError("the input of a layer was changed in place after the layer had used it")
-            calls.append(Call(parameters, kept, grads[0], gradients))
+            grad = grads[0] if whole is y else grads[0].reshape(shape)
+            calls.append(Call(parameters, kept, grad, gradients))
 
     node.register_prehook(arrived)
     return y

@@ -44,3 +44,9 @@ class EmulatedStages:
         while time.perf_counter() < until:
             pass
         return [] if op == "W" else [self._payload]
+
+    def complete(self, stage: int) -> None:
+        """No gradients to sum."""
+
+    def end(self) -> None:
+        """Nothing is under way."""

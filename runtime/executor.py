@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,14 @@ class StageSet(Protocol):
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op; returns what goes to the next consumer (outputs of F, input gradients of B, BW)."""
+        ...
+
+    def complete(self, stage: int) -> None:
+        """All weight gradients of a stage are there."""
+        ...
+
+    def end(self) -> None:
+        """The step's ops are done; what :meth:`complete` began must be, too."""
         ...
 
 
@@ -107,7 +115,8 @@ class _Compute:
 
     ``source`` is the message it consumes, from this device when ``local``. ``answers`` is the number of our
     own forward message whose consumer must have run when ``source`` is there. ``hands`` is the key under
-    which its result waits for the next op, here when ``hands_local``, else for its send.
+    which its result waits for the next op, here when ``hands_local``, else for its send. ``completes``: no
+    gradient of its stage's weights comes after it.
     """
 
     op: str
@@ -120,6 +129,7 @@ class _Compute:
     answers: int | None
     hands: Key | None
     hands_local: bool
+    completes: bool
 
     @property
     def receives(self) -> bool:
@@ -142,6 +152,7 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
     """The program with each action's neighbours looked up once, not in every step."""
     device_of = [stage.device for stage in instance.stages]
     sent = {(a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")}
+    last_of = {a.stage: a for a in program.actions if a.op in ("W", "BW")}
     compiled: list[_Compute | _Transfer] = []
     for action in program.actions:
         op, stage, microbatch = action.op, action.stage, action.microbatch
@@ -165,8 +176,11 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
                 hands = (direction, after if hands_local else stage, microbatch)
         answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
         waiting = encode(op, stage, microbatch, waiting=True)
+        completes = action is last_of[stage]
         compiled.append(
-            _Compute(op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local)
+            _Compute(
+                op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local, completes
+            )
         )
     return compiled
 
@@ -175,8 +189,15 @@ class Executor:
     """Runs the program of one device, step after step."""
 
     def __init__(
-        self, instance: Instance, program: Program, stages: StageSet, transport: Transport, status: Status
+        self,
+        instance: Instance,
+        program: Program,
+        stages: StageSet,
+        transport: Transport,
+        status: Status,
+        strike: Callable[[int, str, int, int], None] | None = None,
     ) -> None:
+        self.strike = strike
         self.stages = stages
         self.transport = transport
         self.status = status
@@ -184,8 +205,8 @@ class Executor:
         self._actions = _compile(instance, program)
         self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
 
-    def step(self, number: int) -> list[OpRecord]:
-        """Run all actions of one step between two barriers."""
+    def step(self, number: int, *, together: bool = True) -> list[OpRecord]:
+        """Run all actions of one step, between two barriers unless not ``together``."""
         self.stages.begin(number, self._fused)
         # A collection in the middle of an op would be charged to it. Young objects hold what the last step
         # left behind; the old ones (torch itself has half a million) are Python's business, between steps.
@@ -193,12 +214,15 @@ class Executor:
         gc.disable()
         self.status.set("barrier", number, -1, -1)
         try:
-            dist.barrier()
+            if together:
+                dist.barrier()
             self.clock.open()
-            marks = self._run()
+            marks = self._run(number)
             self.status.set("barrier", number, -1, -1)
             self.transport.finish()
-            dist.barrier()
+            self.stages.end()
+            if together:
+                dist.barrier()
         finally:
             gc.enable()
         seconds = self.clock.seconds
@@ -209,10 +233,10 @@ class Executor:
             records.append(OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait))
         return records
 
-    def _run(self) -> list[tuple[_Compute, list[object]]]:
+    def _run(self, number: int) -> list[tuple[_Compute, list[object]]]:
         """All actions of a step; each op with the marks of its wait, start and end."""
         mark, place = self.clock.mark, self.status.at
-        run, transport = self.stages.run, self.transport
+        run, transport, strike = self.stages.run, self.transport, self.strike
         incoming: dict[Key, Incoming] = {}
         local: dict[Key, list[torch.Tensor]] = {}
         outbox: dict[Key, list[torch.Tensor]] = {}
@@ -234,9 +258,13 @@ class Executor:
                             transport.release(action.answers)
                 place(action.running)
                 start = mark()
+                if strike is not None:
+                    strike(number, action.op, action.stage, action.microbatch)
                 result = run(action.op, action.stage, action.microbatch, received)
                 if action.hands is not None:
                     (local if action.hands_local else outbox)[action.hands] = result
+                if action.completes:
+                    self.stages.complete(action.stage)
                 last = [waited_from, start, mark()]
                 marks.append((action, last))
                 continue

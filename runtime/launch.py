@@ -25,8 +25,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.plan import Plan
+from zbsolve.runtime.options import Job
+from zbsolve.runtime.outcome import Outcome
 from zbsolve.runtime.status import Place, announce_failure, read_place
-from zbsolve.runtime.worker import Job, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
     EnvironmentFailedError
         A rank raised, was killed, or nothing moved for the job's timeout; names rank, op, stage, micro-batch.
     """
-    size = plans[0].instance.num_devices
+    options = job.options
+    size = plans[0].instance.num_devices * options.data_parallel
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
         paths = []
@@ -62,7 +64,7 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
             plan.save(paths[-1])
         job = replace(job, plans=tuple(paths), outcome=str(folder / "outcome.json"))
         job.save(folder / "job.json")
-        limit = datetime.timedelta(seconds=job.timeout)
+        limit = datetime.timedelta(seconds=options.timeout)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
         processes = _start_all(folder, size, store.port, job)
         try:
@@ -135,7 +137,9 @@ def _close_servers() -> None:
 
 def _start_all(folder: Path, size: int, port: int, job: Job) -> list[RankProcess]:
     environment = {**os.environ, **_MALLOC}
-    environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS=str(job.threads))
+    environment.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS=str(job.options.threads)
+    )
     environment.pop("LOCAL_RANK", None)
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
@@ -146,7 +150,7 @@ def _start_all(folder: Path, size: int, port: int, job: Job) -> list[RankProcess
         "cwd": os.getcwd(),
         "path": [*(entry for entry in sys.path if entry), os.getcwd()],
     }
-    server = _server(job.threads)
+    server = _server(job.options.threads)
     assert server.stdin is not None
     assert server.stdout is not None
     try:
@@ -181,7 +185,7 @@ def _watch(
         places = [read_place(folder / f"status{rank}") for rank in range(len(processes))]
         if places != last:
             moved, last = time.monotonic(), places
-        elif time.monotonic() - moved > job.timeout + _END_SECONDS:
+        elif time.monotonic() - moved > job.options.timeout + _END_SECONDS:
             where = "; ".join(f"rank {rank} in {place}" for rank, place in enumerate(places))
             raise EnvironmentFailedError(f"nothing moved for {time.monotonic() - moved:.0f} s: {where}")
         text = f"{places[0].op} of step {places[0].step}" if places[0].step < 0 else f"step {places[0].step}"

@@ -92,6 +92,9 @@ def _reap(ranks: dict[int, Path]) -> None:
 
 
 if __name__ == "__main__":
+    import torch
+
     import zbsolve.runtime.worker  # noqa: F401 -- what every rank needs, torch above all
 
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer loads 800 modules more
     serve()

@@ -69,11 +69,20 @@ class SplitStage:
         The stage's number, for messages and seeds.
     mechanism : "auto", "deferred" or "generic"
         How the backward is split; "auto" decides by where the parameters are.
+    autocast : torch.dtype, optional
+        Type under which F runs.
     """
 
-    def __init__(self, module: nn.Module, index: int, mechanism: Mechanism = "auto") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        mechanism: Mechanism = "auto",
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.module = module
         self.index = index
+        self._autocast = autocast
         self.parameters = unique(p for p in module.parameters() if p.requires_grad)
         self.mechanism = _choose(module) if mechanism == "auto" else mechanism
         if self.mechanism == "deferred":
@@ -127,11 +136,15 @@ class SplitStage:
     def _call(
         self, leaves: list[torch.Tensor], spec: Spec, finish: Callable[[Any], torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], Spec]:
-        with torch.enable_grad():
+        with torch.enable_grad(), self.casting():
             value = self.module(unflatten(leaves, spec))
             if finish is not None:
                 value = finish(value)
         return flatten(value, f"the output of stage {self.index}")
+
+    def casting(self) -> AbstractContextManager[Any]:
+        """The context of a forward: autocast, where the run asks for it."""
+        return autocasting(self.device, self._autocast)
 
     def backward_input(
         self, microbatch: int, gradients: Sequence[torch.Tensor | None]
@@ -324,6 +337,11 @@ class _Sums:
         for parameter, gradient in self._sums.items():
             accumulate(parameter, gradient)
         self._sums.clear()
+
+
+def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast to ``dtype``, nothing without one."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:

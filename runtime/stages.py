@@ -97,7 +97,18 @@ def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
 
 
 class RealStages:
-    """The stages of one device with their layers, data and agreed boundaries."""
+    """The stages of one device with their layers, data and agreed boundaries.
+
+    Parameters
+    ----------
+    replica, replicas : int
+        Which of several pipelines side by side this is: it takes its share of every step's micro-batches.
+    pipeline, siblings : process group, optional
+        The ranks of this pipeline in device order (default: all ranks), and those of the same device in
+        every pipeline, which sum their gradients.
+    autocast : torch.dtype, optional
+        Type that every F runs under; ``scale`` multiplies every loss.
+    """
 
     def __init__(
         self,
@@ -108,15 +119,29 @@ class RealStages:
         mechanism: Mechanism,
         seed: int,
         device: torch.device,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
+        pipeline: dist.ProcessGroup | None = None,
+        siblings: dist.ProcessGroup | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.model, self.instance, self.seed = model, instance, seed
         self.device_index, self.device = device_index, device
+        self.first_microbatch = replica * instance.num_microbatches
+        self.total_microbatches = replicas * instance.num_microbatches
+        self.pipeline, self.siblings = pipeline, siblings
+        self.autocast = autocast
+        self.scale = 1.0
+        self.reduces = siblings is not None
+        self._reducing: list[dist.Work] = []
+        self._unfinished: set[int] = set()
         self.last = instance.num_stages - 1
         ranges = stage_ranges(split)
         self.stages: dict[int, SplitStage] = {}
         for s in instance.stages_on(device_index):
             layers = StageLayers([model.layers[i] for i in ranges[s]]).to(device).train()
-            self.stages[s] = SplitStage(layers, s, mechanism)
+            self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
         self.memory = MemoryLedger()
         self._boundaries: dict[str, dict[int, Boundary]] = {}
@@ -139,7 +164,7 @@ class RealStages:
     def agree(self, store: Store, steps: int, status: Status) -> None:
         """Walk one micro-batch of every distinct shape through all stages and share what it showed."""
         for step in range(steps):
-            for batch in step_data(self.model, step, self.instance.num_microbatches):
+            for batch in step_data(self.model, step, self.total_microbatches):
                 signature = _signature(batch)
                 if signature not in self._boundaries:
                     number = len(self._boundaries)
@@ -174,18 +199,20 @@ class RealStages:
         if tensors is None:
             received = [torch.empty(s.size, dtype=s.dtype, device=self.device) for s in shapes]
             for tensor in received:
-                dist.recv(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, peer)
+                wire = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+                dist.recv(wire, group=self.pipeline, group_src=peer)
             return received
         for tensor in tensors:
             solid = tensor.contiguous()
-            dist.send(solid.view(torch.uint8) if solid.dtype == torch.bool else solid, peer)
+            wire = solid.view(torch.uint8) if solid.dtype == torch.bool else solid
+            dist.send(wire, group=self.pipeline, group_dst=peer)
         return tensors
 
     def _try_stage(
         self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
     ) -> tuple[list[torch.Tensor], str]:
         module = self.stages[s].module
-        with _undone(module), torch.enable_grad():
+        with _undone(module), torch.enable_grad(), self.stages[s].casting():
             leaves = [
                 t.detach().requires_grad_(n) if n else t.detach()
                 for t, n in zip(inputs, boundary.needs, strict=True)
@@ -210,7 +237,9 @@ class RealStages:
         """Fetch the step's data."""
         self._step = step
         self._fused = fused
-        self._data = step_data(self.model, step, self.instance.num_microbatches)
+        mine = slice(self.first_microbatch, self.first_microbatch + self.instance.num_microbatches)
+        self._data = step_data(self.model, step, self.total_microbatches)[mine]
+        self._unfinished = set(self.stages)
         self._signatures = [_signature(batch) for batch in self._data]
         self.losses = {}
 
@@ -250,9 +279,9 @@ class RealStages:
             targets = move(batch.targets, self.device)
 
             def finish(value: Any) -> torch.Tensor:
-                return self.model.loss(value, targets) * batch.weight
+                return self.model.loss(value, targets) * (batch.weight * self.scale)
 
-        seed = step_seed(self.seed, self._step, stage, microbatch)
+        seed = step_seed(self.seed, self._step, stage, self.first_microbatch + microbatch)
         outputs, spec = split.forward(
             microbatch,
             seed,
@@ -284,11 +313,34 @@ class RealStages:
         rest = iter(received)
         return [next(rest) if need else None for need in needs]
 
+    def complete(self, stage: int) -> None:
+        """Begin to sum a stage's gradients over the pipelines, while other stages still compute.
+
+        A parameter that several stages of this device use waits for the last of them.
+        """
+        self._unfinished.discard(stage)
+        if not self.reduces:
+            return
+        later = {p for s in self._unfinished for p in self.stages[s].parameters}
+        for parameter in self.stages[stage].parameters:
+            if parameter not in later:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)  # the others may have one
+                work = dist.all_reduce(parameter.grad, group=self.siblings, async_op=True)
+                assert work is not None
+                self._reducing.append(work)
+
+    def end(self) -> None:
+        """Wait for the sums that :meth:`complete` began."""
+        for work in self._reducing:
+            work.wait()
+        self._reducing.clear()
+
     def step_loss(self) -> float | None:
-        """The step's loss (mean over all rows) where the last stage is, else None."""
+        """The step's loss (mean over this pipeline's rows) where the last stage is, else None."""
         if self.last not in self.stages:
             return None
-        return float(sum(self.losses[j].item() for j in sorted(self.losses)))
+        return float(sum(self.losses[j].item() for j in sorted(self.losses))) / self.scale
 
     # --- memory ---------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = struct.Struct("<iiiii")
 _HEAD = struct.Struct("<i")
-_OPS = ("setup", "barrier", "F", "B", "W", "BW", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "check", "done")
+_MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+_OPS = ("setup", "barrier", "F", "R", "B", "W", "BW", *_MESSAGES, "check", "update", "done")
 _ABORT = "abort"
 POLL_SECONDS = 0.2
 

@@ -44,13 +44,13 @@ class Incoming:
 
 
 class Transport:
-    """Sends and receives of one rank over an initialised process group."""
+    """Sends and receives of one rank over a process group whose ranks are the plan's devices."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.device = device
-        self._tagged = dist.get_backend() != "nccl"
         # The group's own methods: what dist.isend and dist.irecv call after looking everything up again.
-        self._group = dist.distributed_c10d._get_default_group()
+        self._group = dist.distributed_c10d._get_default_group() if group is None else group
+        self._tagged = dist.get_backend(self._group) != "nccl"
         self._sends: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
 
     def receive(self, message: int, peer: int, shapes: Sequence[Shape]) -> Incoming:

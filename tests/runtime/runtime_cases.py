@@ -200,12 +200,19 @@ class SevenRows(Model):
         return cut_rows(x, x, count)
 
 
+class SevenRows3(SevenRows):
+    """The same with three layers."""
+
+    def __init__(self) -> None:
+        Model.__init__(self, [Scale(), nn.Identity(), nn.Identity()])
+
+
 class Poisoned(Model):
-    """Step 1 has a NaN among its inputs."""
+    """Step 1 has a NaN among its inputs, and so has step 4."""
 
     def microbatches(self, step: int, count: int) -> list[MicroBatch]:
         batches = super().microbatches(step, count)
-        if step == 1:
+        if step in (1, 4):
             batches[0].inputs[0, 0] = float("nan")
         return batches
 
@@ -213,6 +220,51 @@ class Poisoned(Model):
 def poisoned() -> Poisoned:
     """Two linear layers whose second step is poisoned."""
     return Poisoned([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+
+class PoisonedBackward(nn.Module):
+    """A linear layer whose weight gradient, and nothing else, is NaN when its input's first row is marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.bend = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # d sqrt(b)/db at b = 0 is infinite, and 0 * infinity is NaN: only `bend` gets it.
+        marked = (x[:1].detach().abs() > 1e3).any().to(x.dtype)
+        return self.linear(x) * (1 + torch.sqrt(self.bend * (1 - marked)) * 0)
+
+
+class Marked(Model):
+    """Step 3 has a mark that makes the gradient of the last layer NaN, while the loss stays finite."""
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        batches = super().microbatches(step, count)
+        if step == 3:
+            batches[0].inputs[0, 0] = 1e5
+        return batches
+
+
+def nan_in_last_stage() -> Marked:
+    """Stage 1 alone has a NaN in step 3: stage 0's gradients are finite."""
+    return Marked([nn.Identity(), PoisonedBackward()])
+
+
+def trainable() -> Model:
+    """Three small layers on eight rows."""
+    return Model([nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)], rows=8)
+
+
+class Normed(nn.Module):
+    """A batch norm with running means, which a step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
 
 
 class Trouble(nn.Module):
