@@ -99,22 +99,8 @@ def first_window_idle(instance: Instance, device: int) -> float:
     the fractional knapsack, which takes stages by memory per time.
     """
     stages = instance.stages_on(device)
-    m = instance.num_microbatches
     length = instance.stages[stages[0]].t_f + round_trip(instance, stages[0], stages[-1])
-    last = instance.stages[stages[-1]]
-    if len(stages) == 1:  # whole F's only
-        return max(0.0, length - _most_in_flight(instance, device, stages[0]) * last.t_f)
-    free = room(instance, device) - (last.growth if last.t_bw is None else 0.0)
-    filled = 0.0
-    by_value = sorted(
-        (instance.stages[s] for s in stages),
-        key=lambda stage: stage.mem_b / stage.t_f if stage.t_f else math.inf,
-    )
-    for stage in by_value:
-        number = m if stage.mem_b == 0 else min(m, max(0.0, free) / stage.mem_b)
-        filled += number * stage.t_f
-        free -= number * stage.mem_b if stage.mem_b else 0.0
-    return max(0.0, length - filled)
+    return max(0.0, length - _forward_work(instance, device))
 
 
 def last_window_idle(instance: Instance, device: int) -> list[float]:
@@ -219,13 +205,8 @@ def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()
     likewise the least time from an F of the last n to the end of the step.
     """
     found = windows(instance, lags)
-    first = instance.stages[0].device
     for device in range(instance.num_devices):
-        if objective == "makespan":
-            observers = {instance.num_devices: "the whole step"}
-        else:
-            observers = {device: "its own window", first: f"the window of device {first}"}
-        for observer, watched in observers.items():
+        for observer, watched in _observers(instance, device, objective).items():
             value = preemptive_one_machine(_observed_jobs(instance, found, device, observer))
             yield Bound(
                 value,
@@ -235,6 +216,14 @@ def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()
                 device,
                 lags,
             )
+
+
+def _observers(instance: Instance, device: int, objective: str) -> dict[int, str]:
+    """In whose windows (:class:`zbsolve.precedence.Windows`) a device is watched, and how to say it."""
+    if objective == "makespan":
+        return {instance.num_devices: "the whole step"}
+    first = instance.stages[0].device
+    return {device: "its own window", first: f"the window of device {first}"}
 
 
 def _say_lag(lag: Lag) -> str:
@@ -288,6 +277,119 @@ def preemptive_one_machine(jobs: list[tuple[float, float, float]]) -> float:
             heapq.heappush(available, (negative_tail, left - (until - now)))
             now = until
     return best
+
+
+def last_forward_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
+    """What a device must have run before its last F, and what follows that F elsewhere.
+
+    The last F of a device is that of its last stage for micro-batch m - 1: its others come before it.
+    When it starts, the cap holds for what is in flight and pending then, so only so much backward work can
+    have been put off until after it (:func:`_most_put_off`); all the rest, and every F, takes its time on
+    the device before that F ends. After it comes its micro-batch's way on and back (``tails``), in whose
+    window soever the device is watched.
+
+    Where not all F's fit into memory together, the last one comes after the first backward, which is
+    that of the device's last stage for micro-batch 0 and has its own head; before it the device can only
+    run F's that fit into memory at once (``_forward_work``), and only the others count after that head.
+
+    Where a stage can fuse, a backward in flight takes at least ``min_backward``, a pending W was split.
+    """
+    found = windows(instance)
+    m = instance.num_microbatches
+    for device in range(instance.num_devices):
+        stages = instance.stages_on(device)
+        put_off = _most_put_off(instance, device)
+        work = instance.device_work(device)
+        first, last = stages[0], stages[-1]
+        crowded = m * sum(instance.stages[s].mem_b for s in stages) > room(instance, device)
+        before_backward = _forward_work(instance, device)
+        for observer, watched in _observers(instance, device, objective).items():
+            head = 0.0 if observer == device else float(found.heads[0, first, 0, observer])
+            if crowded:
+                head = max(head, float(found.heads[1, last, 0, observer]) - before_backward)
+            value = head + work - put_off + float(found.tails[0, last, m - 1, observer])
+            if math.isfinite(value):
+                yield Bound(
+                    value,
+                    "last forward",
+                    f"device {device}: memory lets {put_off:g} of its work wait until after its last F, "
+                    f"whose micro-batch has {found.tails[0, last, m - 1, observer]:g} to go; in {watched}",
+                    device,
+                )
+
+
+def _forward_work(instance: Instance, device: int) -> float:
+    """Most F work that a device can do before its first backward starts: all of it is held together.
+
+    With one stage whole F's; else the fractional knapsack that takes stages by memory per time.
+    """
+    stages = instance.stages_on(device)
+    m, last = instance.num_microbatches, instance.stages[stages[-1]]
+    if len(stages) == 1:
+        return _most_in_flight(instance, device, stages[0]) * last.t_f
+    free = room(instance, device) - (last.growth if last.t_bw is None else 0.0)
+    filled = 0.0
+    by_value = sorted(
+        (instance.stages[s] for s in stages),
+        key=lambda stage: stage.mem_b / stage.t_f if stage.t_f else math.inf,
+    )
+    for stage in by_value:
+        number = m if stage.mem_b == 0 else min(m, max(0.0, free) / stage.mem_b)
+        filled += number * stage.t_f
+        free -= number * stage.mem_b if stage.mem_b else 0.0
+    return filled
+
+
+def _most_put_off(instance: Instance, device: int) -> float:
+    """Most backward work that a device can have left when its last F starts, within its cap.
+
+    Of stage a let i_a micro-batches be in flight (F started, backward not ended) and w_a W's pending:
+    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later stage
+    is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
+    backwards and w_a W's. With one stage or two all (i_1, i_2) are tried, with the fractional knapsack of the
+    W's on top; with more stages everything is fractional.
+    """
+    free, m = room(instance, device), instance.num_microbatches
+    stages = [instance.stages[s] for s in instance.stages_on(device)]
+    backward = [stage.min_backward for stage in stages]
+    weight = [max(0.0, stage.min_backward - stage.t_b) for stage in stages]
+    if math.isinf(free):
+        return m * sum(backward)
+    if len(stages) > 2:
+        items = [(stage.mem_b, value) for stage, value in zip(stages, backward, strict=True)]
+        items += [(stage.mem_w, value) for stage, value in zip(stages, weight, strict=True)]
+        return float(_fractional_knapsack(items, np.full(len(items), m), np.array(free)))
+    flight = np.meshgrid(*(np.arange(m + 1) for _ in stages), indexing="ij")
+    held = sum(i * stage.mem_b for i, stage in zip(flight, stages, strict=True))
+    possible = held <= free
+    if len(stages) == 2:
+        possible &= flight[0] >= flight[1]
+    counts = [i[possible] for i in flight]
+    left = free - np.asarray(held)[possible]
+    value = sum(i * each for i, each in zip(counts, backward, strict=True))
+    items = [(stage.mem_w, each) for stage, each in zip(stages, weight, strict=True)]
+    pending = np.array([m - i for i in counts])
+    return float((value + _fractional_knapsack(items, pending, left)).max())
+
+
+def _fractional_knapsack(
+    items: list[tuple[float, float]], most: NDArray[np.int64], free: FloatArray
+) -> FloatArray:
+    """Highest value of items (memory, value), each up to ``most`` times and divisible, in ``free`` memory."""
+    value = np.zeros_like(free)
+    left = free.copy()
+    by_density = sorted(
+        range(len(items)), key=lambda a: items[a][0] / items[a][1] if items[a][1] else math.inf
+    )
+    for a in by_density:
+        memory, each = items[a]
+        with np.errstate(over="ignore"):  # next to no memory: as many as there are
+            number = (
+                np.minimum(most[a], left / memory) if memory > 0 else np.broadcast_to(most[a], left.shape)
+            )
+        value = value + number * each
+        left = left - number * memory
+    return value
 
 
 def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound | None:
@@ -355,6 +457,7 @@ def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
         if area is not None:
             yield area
     yield from window_bounds(instance, objective)
+    yield from last_forward_bounds(instance, objective)
 
 
 def best_bound(instance: Instance, objective: str) -> Bound:
