@@ -99,7 +99,7 @@ def test_rules_are_stated_when_a_schedule_does_not_apply() -> None:
     with pytest.raises(InputError, match="multiple of N"):
         BASELINES["interleaved"].orders(equal_stages(2, 3, placement="loop").with_fused_backward())
     names = {baseline.name for baseline in applicable(equal_stages(2, 2, placement="v"))}
-    assert names == {"gpipe", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"}
+    assert names == {"naive", "gpipe", "gpipe-r", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"}
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -359,14 +359,18 @@ def test_the_readmes_figures_hold() -> None:
 # --- compare and check ---------------------------------------------------------------------------
 
 
-def test_compare_lists_baselines_and_the_plan(instance: Path) -> None:
+def test_compare_lists_baselines_and_the_plan(instance: Path, tmp_path: Path) -> None:
     """Baselines, the solved plan, both bubble rates by name, and the rule of what does not apply."""
     result = invoke("compare", instance, "--time-limit", 5)
     assert result.exit_code == 0, result.output
     for text in ("gpipe", "1f1b", "zb-h1", "zbsolve (", "bubble rate by makespan", "bubble rate by span"):
         assert text in result.stdout
-    assert "not applicable: interleaved: " in result.stdout
+    assert "zb-v (V)" in result.stdout
     assert "13.3% of the step" in result.stdout
+    odd = tmp_path / "odd.json"
+    odd.write_text(json.dumps(equal_stages(3, 4, memory_cap=3.0).to_json_dict()))
+    result = invoke("compare", odd, "--solver", "heuristic")
+    assert "not applicable: dualpipe: dualpipe needs p and m even: p is 3, m is 4" in result.stdout
 
 
 def test_compare_json(plan: Path) -> None:
@@ -378,7 +382,8 @@ def test_compare_json(plan: Path) -> None:
     assert data["rows"][-1]["makespan"] == pytest.approx(13)
     assert rows["gpipe"]["fits_cap"] is False  # 4 in flight, cap 2
     assert data["status"] == "optimal"
-    assert [entry["name"] for entry in data["not_applicable"]] == ["interleaved"]
+    # m = 4 is under the 2p that the V family's DualPipe needs; m = 4 is 2p for two replicas on 2 devices.
+    assert data["not_applicable"] == []
 
 
 def test_check_accepts_a_valid_plan(plan: Path) -> None:

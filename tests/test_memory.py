@@ -13,7 +13,7 @@ from tests.strategies import small_instances
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import BW, B, F, Task, TaskKind, W
 from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.memory import effect, memory_curve, peak_memory, require_feasible, serial_program
+from zbsolve.memory import NO_PAIRS, effect, memory_curve, peak_memory, require_feasible, serial_program
 from zbsolve.schedule import TimedTask, _memory_by_definition
 
 
@@ -86,7 +86,7 @@ def test_curve_equals_the_definition(program: tuple[Instance, int, list[Task]]) 
     timed = [TimedTask(task, float(i), float(i + 1)) for i, task in enumerate(tasks)]
     curve = memory_curve(instance, device, tasks)
     assert [p.during for p in curve] == pytest.approx(
-        list(_memory_by_definition(instance, device, timed)), abs=1e-12
+        list(_memory_by_definition(instance, device, timed, NO_PAIRS)), abs=1e-12
     )
     assert peak_memory(instance, device, tasks) == max(p.during for p in curve)
     assert curve[-1].after == pytest.approx(instance.static(device), abs=1e-12)

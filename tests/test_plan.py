@@ -256,7 +256,7 @@ def test_a_bad_plan_file_is_refused_in_one_line(tmp_path: Path) -> None:
     bad_op = json.loads(json.dumps(good))
     bad_op["programs"][1]["actions"][2]["op"] = "X"
     line = refuse(bad_op)
-    assert line.startswith("programs[1].actions[2].op: Input should be 'F', 'B', 'W', 'BW', 'SEND_F', ")
+    assert line.startswith("programs[1].actions[2].op: Input should be 'F', 'R', 'B', 'W', 'BW', 'SEND_F', ")
     assert line.endswith("(given 'X')")
     bad_stage = json.loads(json.dumps(good))
     bad_stage["instance"]["stages"][1]["t_f"] = -1

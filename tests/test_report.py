@@ -165,8 +165,46 @@ def test_comparison_lists_what_does_not_apply_and_what_does_not_fit() -> None:
     assert table.rows[-1].fits_cap
     assert table.rows[-1].gain is None
     assert "does not fit the cap: device 0 would need 4" in table.one_f_one_b
-    assert "interleaved" in dict(table.not_applicable)
-    assert "interleaved" not in by_name
+    assert dict(table.not_applicable)["dualpipe"] == "dualpipe needs m >= 2p: m is 4, p is 4"
+    assert "dualpipe" not in by_name
+
+
+def test_other_placements_are_compared_at_equal_devices() -> None:
+    """Stages halved into a V: ZB-V's span is the work, 48 at p = 4, m = 16; the row says what it runs on."""
+    table = compare_with_baselines(solve(equal_stages(4, 16), time_limit=2).plan)
+    by_name = {row.name: row for row in table.rows}
+    zb_v = by_name["zb-v"]
+    # 16 * 3 of work; the last device waits for F on three halves of 1/2 each.
+    assert (zb_v.makespan, zb_v.span) == (48 + 1.5, 48)
+    assert zb_v.runs_on == "two chunks per device in a V"
+    assert (zb_v.hops, by_name["interleaved"].hops, by_name["1f1b"].hops) == (6, 7, 3)
+    assert by_name["1f1b"].runs_on == ""
+    assert (by_name["dualpipe"].parameters, by_name["dualpipe"].runs_on) == (2, "two replicas")
+    # 1F1B: bubble 9 over 48.
+    assert by_name["1f1b"].r_bubble_makespan == pytest.approx(9 / 48)
+    assert by_name["1f1b"].bubble_rate_makespan == pytest.approx(9 / 57)
+
+
+def test_v_placement_is_set_beside_1f1b_at_equal_devices() -> None:
+    """Two chunks joined into one stage: 1F1B takes (8 + 1) * 6 at p = 2, and gains are over that."""
+    plan = solve(equal_stages(2, 8, placement="v"), time_limit=2).plan
+    table = compare_with_baselines(plan)
+    by_name = {row.name: row for row in table.rows}
+    assert by_name["1f1b"].makespan == pytest.approx(54)
+    assert by_name["1f1b"].gain_text == "no gain"
+    assert table.one_f_one_b == "gains are over 1F1B with one chunk per device in a line"
+
+
+def test_peaks_are_broken_down() -> None:
+    """ZB-H1, p = 4, m = 8, static 2: device 3 holds one activation and three pending W's of 0.5."""
+    instance = equal_stages(4, 8, mem_w=0.5).with_changes(static_mem=[2.0] * 4)
+    plan = solve(instance, solver="zb-h1").plan
+    rows = {row.name: row for row in compare_with_baselines(plan).rows}
+    row = rows["zb-h1"]
+    assert row.peaks[0] == (2.0, 4.0, 0.0, 0.0)
+    assert row.peaks[3] == (2.0, 1.0, 1.5, 0.0)
+    assert [sum(peak) for peak in row.peaks] == list(plan.peak_memory)
+    assert row.peak_memory == 6.0
 
 
 def test_one_f_one_b_says_why_it_does_not_apply() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
 from tests.strategies import small_instances
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance, equal_stages, make_instance
 from zbsolve.memory import peak_memory
 from zbsolve.schedule import Schedule, TimedTask, check
@@ -187,7 +187,7 @@ def test_mutated_schedules_are_rejected(
 def test_swapped_fused_names_are_told_apart() -> None:
     """A BW where the instance has none of that stage is refused as a task, whatever its times."""
     assert rules(equal_stages(1, 1), "F0.0@0-1 BW0.0@1-3") == ["tasks"]
-    assert {F, B, W, BW} == set(TaskKind)
+    assert {F, R, B, W, BW} == set(TaskKind)
 
 
 def test_order_against_a_dependency_between_tasks_of_no_length() -> None:

@@ -151,198 +151,189 @@ def time_backbone(
     return free.max(), (free - first).max(), end_b.mean()
 
 
-def make_anneal(time_backbone: Any) -> Any:
-    """The annealing loop over a given (compiled or plain) timing function."""
+def anneal(
+    m: int,
+    device: Any,
+    time: Any,
+    hop: Any,
+    acquire: Any,
+    transient: Any,
+    release: Any,
+    room: Any,
+    can_fuse: Any,
+    codes: Any,
+    lengths: Any,
+    patience: Any,
+    best_codes: Any,
+    best_patience: Any,
+    best_out: Any,
+    best_length: Any,
+    column: int,
+    steps: int,
+    slack: float,
+    smoothing: float,
+    target: float,
+    best: float,
+    seed: int,
+) -> float:
+    """Run ``steps`` moves from ``codes``; what is below ``best`` goes to ``best_*``; the best cost.
 
-    def anneal(
-        m: int,
-        device: Any,
-        time: Any,
-        hop: Any,
-        acquire: Any,
-        transient: Any,
-        release: Any,
-        room: Any,
-        can_fuse: Any,
-        codes: Any,
-        lengths: Any,
-        patience: Any,
-        best_codes: Any,
-        best_patience: Any,
-        best_out: Any,
-        best_length: Any,
-        column: int,
-        steps: int,
-        slack: float,
-        smoothing: float,
-        target: float,
-        best: float,
-        seed: int,
-    ) -> float:
-        """Run ``steps`` moves from ``codes``; what is below ``best`` goes to ``best_*``; the best cost.
-
-        A move is kept when its value (cost and ``smoothing`` times the mean end of the backwards) is within
-        ``slack`` (an amount that falls to zero over the steps) of the present one. Stops at ``target``.
-        """
-        np.random.seed(seed)
-        S, p, width = device.shape[0], room.shape[0], codes.shape[1]
-        place_f = np.zeros((S, m), dtype=np.int64)
-        place_b = np.zeros((S, m), dtype=np.int64)
-        start = np.zeros((p, width))
-        by_device = np.zeros((p, width), dtype=np.bool_)
-        out = np.zeros(best_out.shape, dtype=np.int64)
-        out_length = np.zeros(p, dtype=np.int64)
-        critical = np.zeros(
-            (2 * S * m, 4), dtype=np.int64
-        )  # device, place, first and last place of its block
+    A move is kept when its value (cost and ``smoothing`` times the mean end of the backwards) is within
+    ``slack`` (an amount that falls to zero over the steps) of the present one. Stops at ``target``.
+    """
+    np.random.seed(seed)
+    S, p, width = device.shape[0], room.shape[0], codes.shape[1]
+    place_f = np.zeros((S, m), dtype=np.int64)
+    place_b = np.zeros((S, m), dtype=np.int64)
+    start = np.zeros((p, width))
+    by_device = np.zeros((p, width), dtype=np.bool_)
+    out = np.zeros(best_out.shape, dtype=np.int64)
+    out_length = np.zeros(p, dtype=np.int64)
+    critical = np.zeros((2 * S * m, 4), dtype=np.int64)  # device, place, first and last place of its block
+    found = time_backbone(
+        m, device, time, hop, acquire, transient, release, room, codes, lengths, patience,
+        place_f, place_b, start, by_device, out, out_length,
+    )  # fmt: skip
+    if np.isinf(found[0]):
+        return best  # orders that cannot run have no critical path to work on
+    present = found[column] + smoothing * found[2]
+    if found[column] < best:
+        best = found[column]
+        best_codes[:], best_patience[:] = codes, patience
+        best_out[:], best_length[:] = out, out_length
+    number = 0
+    stale = True
+    for step in range(steps):
+        if best <= target:
+            break
+        if stale:
+            # --- trace a critical path back from a task that ends last --------------------------
+            number = 0
+            d, i = 0, 0
+            latest = -1.0
+            for q in range(p):
+                if lengths[q] == 0:
+                    continue
+                k = lengths[q] - 1
+                end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
+                # Trailing W's: what is left of this device's work comes after its last backward.
+                last_code = out[q, out_length[q] - 1]
+                if last_code % 4 == 2:
+                    k2 = out_length[q] - 1
+                    while out[q, k2] % 4 == 2:
+                        end += time[out[q, k2] // 4, 2]
+                        k2 -= 1
+                if column == 1:
+                    end -= start[q, 0]
+                if end > latest:
+                    latest, d, i = end, q, k
+            block, last = 0, i
+            while i >= 0:
+                s, kind = codes[d, i] // 4, codes[d, i] % 4
+                if by_device[d, i]:
+                    if i > 0:
+                        critical[number, 0] = d
+                        critical[number, 1] = i
+                        critical[number, 3] = last
+                        number += 1
+                    i -= 1
+                    continue
+                while block < number:
+                    critical[block, 2] = i
+                    block += 1
+                # Which micro-batch: the one whose task of this kind has place i.
+                if kind == 0:
+                    j = 0
+                    while place_f[s, j] != i:
+                        j += 1
+                    d, i = device[s - 1], place_f[s - 1, j]
+                else:
+                    j = 0
+                    while place_b[s, j] != i:
+                        j += 1
+                    d, i = device[s + 1], place_b[s + 1, j]
+                last = i
+            while block < number:
+                critical[block, 2] = 0
+                block += 1
+            stale = False
+        what = np.random.random()
+        if what < 0.03:
+            # --- another patience of some device ---------------------------------------------------
+            d = np.random.randint(p)
+            before = patience[d]
+            patience[d] = np.random.random()
+            source, target_place, moved = -1, -1, 0
+        elif number == 0 or what < 0.1:
+            # --- fuse or split a backward, else move any task ---------------------------------------
+            d = np.random.randint(p)
+            source = np.random.randint(lengths[d])
+            moved = codes[d, source]
+            if moved % 4 != 0 and can_fuse[moved // 4]:
+                target_place = source
+                codes[d, source] = moved + 2 if moved % 4 == 1 else moved - 2
+            else:
+                reach = np.random.randint(1, 12)
+                target_place = min(lengths[d] - 1, source + reach)
+                if np.random.random() < 0.5:
+                    target_place = max(0, source - reach)
+        else:
+            pick = np.random.randint(number)
+            d, i = critical[pick, 0], critical[pick, 1]
+            reach = 1
+            while np.random.random() < 0.5:
+                reach += 1
+            if what < 0.4:
+                # Out of the block: only what leaves it makes it shorter.
+                source = i
+                if np.random.random() < 0.5:
+                    target_place = max(0, critical[pick, 2] - reach + 1)
+                else:
+                    target_place = min(lengths[d] - 1, critical[pick, 3] + reach - 1)
+            elif np.random.random() < 0.5:
+                source, target_place = i, max(0, i - reach)  # the task goes ahead
+            else:
+                source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
+            moved = codes[d, source]
+        if source != target_place:
+            direction = 1 if target_place > source else -1
+            k = source
+            while k != target_place:
+                codes[d, k] = codes[d, k + direction]
+                k += direction
+            codes[d, target_place] = moved
         found = time_backbone(
             m, device, time, hop, acquire, transient, release, room, codes, lengths, patience,
             place_f, place_b, start, by_device, out, out_length,
         )  # fmt: skip
-        if np.isinf(found[0]):
-            return best  # orders that cannot run have no critical path to work on
-        present = found[column] + smoothing * found[2]
-        if found[column] < best:
-            best = found[column]
-            best_codes[:], best_patience[:] = codes, patience
-            best_out[:], best_length[:] = out, out_length
-        number = 0
-        stale = True
-        for step in range(steps):
-            if best <= target:
-                break
-            if stale:
-                # --- trace a critical path back from a task that ends last --------------------------
-                number = 0
-                d, i = 0, 0
-                latest = -1.0
-                for q in range(p):
-                    if lengths[q] == 0:
-                        continue
-                    k = lengths[q] - 1
-                    end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
-                    # Trailing W's: what is left of this device's work comes after its last backward.
-                    last_code = out[q, out_length[q] - 1]
-                    if last_code % 4 == 2:
-                        k2 = out_length[q] - 1
-                        while out[q, k2] % 4 == 2:
-                            end += time[out[q, k2] // 4, 2]
-                            k2 -= 1
-                    if column == 1:
-                        end -= start[q, 0]
-                    if end > latest:
-                        latest, d, i = end, q, k
-                block, last = 0, i
-                while i >= 0:
-                    s, kind = codes[d, i] // 4, codes[d, i] % 4
-                    if by_device[d, i]:
-                        if i > 0:
-                            critical[number, 0] = d
-                            critical[number, 1] = i
-                            critical[number, 3] = last
-                            number += 1
-                        i -= 1
-                        continue
-                    while block < number:
-                        critical[block, 2] = i
-                        block += 1
-                    # Which micro-batch: the one whose task of this kind has place i.
-                    if kind == 0:
-                        j = 0
-                        while place_f[s, j] != i:
-                            j += 1
-                        d, i = device[s - 1], place_f[s - 1, j]
-                    else:
-                        j = 0
-                        while place_b[s, j] != i:
-                            j += 1
-                        d, i = device[s + 1], place_b[s + 1, j]
-                    last = i
-                while block < number:
-                    critical[block, 2] = 0
-                    block += 1
-                stale = False
-            what = np.random.random()
-            if what < 0.03:
-                # --- another patience of some device ---------------------------------------------------
-                d = np.random.randint(p)
-                before = patience[d]
-                patience[d] = np.random.random()
-                source, target_place, moved = -1, -1, 0
-            elif number == 0 or what < 0.1:
-                # --- fuse or split a backward, else move any task ---------------------------------------
-                d = np.random.randint(p)
-                source = np.random.randint(lengths[d])
-                moved = codes[d, source]
-                if moved % 4 != 0 and can_fuse[moved // 4]:
-                    target_place = source
-                    codes[d, source] = moved + 2 if moved % 4 == 1 else moved - 2
-                else:
-                    reach = np.random.randint(1, 12)
-                    target_place = min(lengths[d] - 1, source + reach)
-                    if np.random.random() < 0.5:
-                        target_place = max(0, source - reach)
-            else:
-                pick = np.random.randint(number)
-                d, i = critical[pick, 0], critical[pick, 1]
-                reach = 1
-                while np.random.random() < 0.5:
-                    reach += 1
-                if what < 0.4:
-                    # Out of the block: only what leaves it makes it shorter.
-                    source = i
-                    if np.random.random() < 0.5:
-                        target_place = max(0, critical[pick, 2] - reach + 1)
-                    else:
-                        target_place = min(lengths[d] - 1, critical[pick, 3] + reach - 1)
-                elif np.random.random() < 0.5:
-                    source, target_place = i, max(0, i - reach)  # the task goes ahead
-                else:
-                    source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
-                moved = codes[d, source]
-            if source != target_place:
-                direction = 1 if target_place > source else -1
-                k = source
-                while k != target_place:
-                    codes[d, k] = codes[d, k + direction]
-                    k += direction
-                codes[d, target_place] = moved
-            found = time_backbone(
-                m, device, time, hop, acquire, transient, release, room, codes, lengths, patience,
-                place_f, place_b, start, by_device, out, out_length,
-            )  # fmt: skip
-            value = found[column] + smoothing * found[2]
-            if value <= present + slack * (1.0 - step / steps) * np.random.random():
-                present = value
-                stale = True
-                if found[column] < best:
-                    best = found[column]
-                    best_codes[:], best_patience[:] = codes, patience
-                    best_out[:], best_length[:] = out, out_length
-            elif source < 0:
-                patience[d] = before
-            elif source == target_place:
-                codes[d, source] = moved
-            else:
-                direction = 1 if target_place > source else -1
-                k = target_place
-                while k != source:
-                    codes[d, k] = codes[d, k - direction]
-                    k -= direction
-                codes[d, source] = moved
-                # Places and starts belong to the refused orders until the next accepted move: the
-                # critical list is still that of the present ones.
-        return float(best)
-
-    return anneal
+        value = found[column] + smoothing * found[2]
+        if value <= present + slack * (1.0 - step / steps) * np.random.random():
+            present = value
+            stale = True
+            if found[column] < best:
+                best = found[column]
+                best_codes[:], best_patience[:] = codes, patience
+                best_out[:], best_length[:] = out, out_length
+        elif source < 0:
+            patience[d] = before
+        elif source == target_place:
+            codes[d, source] = moved
+        else:
+            direction = 1 if target_place > source else -1
+            k = target_place
+            while k != source:
+                codes[d, k] = codes[d, k - direction]
+                k -= direction
+            codes[d, source] = moved
+            # Places and starts belong to the refused orders until the next accepted move: the
+            # critical list is still that of the present ones.
+    return float(best)
 
 
 @cache
 def _annealing(compiled: bool) -> Any:
     """The annealing loop; compiled once a process."""
-    timing = compile_loop(time_backbone) if compiled else time_backbone
-    anneal = make_anneal(timing)
-    return compile_loop(anneal) if compiled else anneal
+    return compile_loop(anneal, time_backbone) if compiled else anneal
 
 
 class BackboneSearch:

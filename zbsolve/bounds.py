@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag, Windows, back, room, windows
+from zbsolve.work_bounds import is_extended, work_bounds
 
 FloatArray = NDArray[np.float64]
 
@@ -344,8 +345,8 @@ def _most_put_off(instance: Instance, device: int) -> float:
     """Most backward work that a device can have left when its last F starts, within its cap.
 
     Of stage a let i_a micro-batches be in flight (F started, backward not ended) and w_a W's pending:
-    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later stage
-    is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
+    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later
+    stage is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
     backwards and w_a W's. With one stage or two all (i_1, i_2) are tried, with the fractional knapsack of the
     W's on top; with more stages everything is fractional.
     """
@@ -451,6 +452,10 @@ def _time_to_offer(area: float, free: float, gain: float, every: float) -> float
 
 def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     """Every combinatorial bound that applies to an instance."""
+    if is_extended(instance):  # the proofs above know neither R nor pairs nor replicas
+        for value, statement, device in work_bounds(instance, objective):
+            yield Bound(value, "work and way", statement, device)
+        return
     for device in range(instance.num_devices):
         yield two_windows_bound(instance, device, objective)
         area = memory_area_bound(instance, device, objective)

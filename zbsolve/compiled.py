@@ -8,13 +8,18 @@ from typing import Any, TypeVar, cast
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compile_loop(function: Function) -> Function:
+def compile_loop(function: Function, *called: Callable[..., Any]) -> Function:
     """The machine-code version of a function over numpy arrays and scalars, or the function itself.
 
-    Called when a long search begins, not at import: numba takes half a second to load.
+    ``called`` are the functions that it calls. The code is kept on disk beside the module, where that can
+    be written: it is compiled once a machine, not once a process. Called when a long search begins, not at
+    import: numba takes half a second to load.
     """
     try:
         from numba import njit
+        from numba.extending import register_jitable
     except ImportError:
         return function
+    for inner in called:
+        register_jitable(inner)
     return cast(Function, njit(cache=True, nogil=True)(function))

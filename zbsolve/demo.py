@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zbsolve.baselines import BASELINES
 from zbsolve.errors import ZbsolveError
 from zbsolve.files import write_text_atomically
 from zbsolve.instance import Instance, make_instance
 from zbsolve.plan import Plan
-from zbsolve.report.comparison import baseline_schedule, gain_text
+from zbsolve.report.comparison import gain_text
 from zbsolve.report.figures import save_plan_figure
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
 from zbsolve.simulator import simulate
@@ -147,7 +148,7 @@ def _emulated_part(out: Path, effort: _Effort, progress: Report, result: DemoRes
 
 def _one_f_one_b(instance: Instance, result: DemoResult) -> Plan | None:
     try:
-        timed_on, schedule = baseline_schedule(instance, "1f1b", "makespan")
+        timed_on, schedule = BASELINES["1f1b"].schedule(instance)
         return certify(timed_on, schedule, "makespan", "1f1b")
     except ZbsolveError as error:
         result.notes.append(f"1F1B was not run on {instance.name}: {error}")

@@ -15,7 +15,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
+from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.schedule import check
@@ -247,8 +247,7 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
     lengths = {
         (kind, s): Fraction(repr(duration(instance, kind, s)))
         for s, stage in enumerate(instance.stages)
-        for kind in TaskKind
-        if kind is not BW or stage.t_bw is not None
+        for kind in kinds_of(instance, s)
     }
     hops = [Fraction(repr(instance.hop(s))) for s in range(instance.num_stages - 1)]
     positive = [value for value in (*lengths.values(), *hops) if value > 0]

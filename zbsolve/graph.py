@@ -17,15 +17,16 @@ from zbsolve.instance import Instance
 
 
 class TaskKind(StrEnum):
-    """F forward, B input-gradient backward, W weight-gradient backward, BW both fused."""
+    """F forward, R recomputation, B input-gradient backward, W weight-gradient backward, BW both fused."""
 
     F = "F"
+    R = "R"
     B = "B"
     W = "W"
     BW = "BW"
 
 
-F, B, W, BW = TaskKind.F, TaskKind.B, TaskKind.W, TaskKind.BW
+F, R, B, W, BW = TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.W, TaskKind.BW
 
 
 class Task(NamedTuple):
@@ -48,10 +49,14 @@ class Edge(NamedTuple):
 
 
 def duration(instance: Instance, kind: TaskKind, stage: int) -> float:
-    """Duration of a task in the instance's time unit."""
+    """Duration of a task that runs by itself, in the instance's time unit."""
     data = instance.stages[stage]
     if kind is F:
         return data.t_f
+    if kind is R:
+        if data.t_r is None:
+            raise ValueError(f"stage {stage} has no t_r: it does not recompute")
+        return data.t_r
     if kind is B:
         return data.t_b
     if kind is W:
@@ -75,11 +80,13 @@ def needs(instance: Instance, kind: TaskKind, stage: int) -> tuple[Need, ...]:
     A backward may wait for B or for BW of the next stage, whichever exists.
     """
     if kind is F:
-        return (Need(F, stage - 1, instance.hop(stage - 1)),) if stage > 0 else ()
+        return () if instance.is_first(stage) else (Need(F, stage - 1, instance.hop(stage - 1)),)
     if kind is W:
         return (Need(B, stage, 0.0),)
-    own = Need(F, stage, 0.0)
-    if stage + 1 == instance.num_stages:
+    if kind is R:
+        return (Need(F, stage, 0.0),)
+    own = Need(F if instance.stages[stage].t_r is None else R, stage, 0.0)
+    if instance.is_last(stage):
         return (own,)
     hop = instance.hop(stage)
     return (own, *(Need(backward, stage + 1, hop) for backward in backward_kinds(instance, stage + 1)))
@@ -94,6 +101,13 @@ def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
 def backward_kinds(instance: Instance, stage: int) -> tuple[TaskKind, ...]:
     """How a stage may compute its input gradient: B, and BW where ``t_bw`` is given."""
     return (B,) if instance.stages[stage].t_bw is None else (B, BW)
+
+
+def kinds_of(instance: Instance, stage: int) -> tuple[TaskKind, ...]:
+    """Task kinds that may appear on a stage."""
+    recompute = () if instance.stages[stage].t_r is None else (R,)
+    fused = () if instance.stages[stage].t_bw is None else (BW,)
+    return (F, *recompute, B, W, *fused)
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class TaskGraph:
 
     def kinds(self, stage: int) -> tuple[TaskKind, ...]:
         """Task kinds that may appear on a stage."""
-        return (F, B, W) if self.instance.stages[stage].t_bw is None else (F, B, W, BW)
+        return kinds_of(self.instance, stage)
 
     def duration(self, task: Task) -> float:
         """Duration of a task in the instance's time unit."""

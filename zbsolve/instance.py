@@ -1,7 +1,7 @@
 """The problem as the user states it: stages, times, memory, devices.
 
 This is the only place that validates user input. It models what a profile can measure of one
-training step; it does not model link contention or the optimizer step.
+training step; the optimizer step is not part of it (:mod:`zbsolve.steps` runs several steps).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MEMORY_RTOL = 1e-9
 MOST_MICROBATCHES = 1_000_000
 MOST_TOTAL = 1e200
 
+Placement = Literal["linear", "loop", "v"]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -46,6 +47,14 @@ class Stage(BaseModel):
         the growth is then charged from the start of B.
     peak_f, peak_b, peak_w, peak_bw : float
         Extra memory held only while that task runs. ``peak_bw`` defaults to the larger of the two halves.
+    t_r : float, optional
+        Duration of a recomputation R. When given, the stage recomputes every micro-batch: its F keeps only
+        ``mem_r``, R runs between F and the backward, and ``mem_b`` is held from the start of R.
+    mem_r : float
+        Memory that a micro-batch holds from its F to its R (the stage's input); only with ``t_r``.
+    t_fb : float, optional
+        Duration of an F&B pair: F of one micro-batch and BW of another, overlapped. When given (it needs
+        ``t_bw``), a planner may pair them with any stage of the same device that has ``t_fb``, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -61,7 +70,40 @@ class Stage(BaseModel):
     peak_b: NonNegative = 0.0
     peak_w: NonNegative = 0.0
     peak_bw: NonNegative | None = None
+    t_r: NonNegative | None = None
+    mem_r: NonNegative = 0.0
+    t_fb: NonNegative | None = None
     name: str | None = None
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Stage:
+        if self.t_r is None and self.mem_r > 0:
+            raise ValueError("mem_r is given without t_r: add t_r (the time of a recomputation) or remove it")
+        if self.mem_r > self.mem_b:
+            raise ValueError(f"mem_r is {self.mem_r:g}, above mem_b {self.mem_b:g}: it is a part of it")
+        if self.t_fb is not None and self.t_bw is None:
+            raise ValueError("t_fb is given without t_bw: a pair runs F beside the fused backward, add t_bw")
+        if self.t_fb is not None and self.t_r is not None:
+            raise ValueError("t_fb is given beside t_r: a pair with recomputation is not modelled, drop one")
+        if self.t_fb is not None and self.t_bw is not None:
+            least, most = max(self.t_f, self.t_bw), self.t_f + self.t_bw
+            if not least <= self.t_fb <= most:
+                raise ValueError(
+                    f"t_fb is {self.t_fb:g}: give {least:g} (the longer of t_f and t_bw) to {most:g}"
+                )
+        return self
+
+    @property
+    def kept_by_forward(self) -> float:
+        """What a micro-batch's F leaves behind: ``mem_b``, or ``mem_r`` where the stage recomputes."""
+        return self.mem_b if self.t_r is None else self.mem_r
+
+    @property
+    def pair_saving(self) -> float:
+        """What an F&B pair saves of ``t_f + t_bw``; 0 where the stage has no ``t_fb``."""
+        if self.t_fb is None or self.t_bw is None:
+            return 0.0
+        return self.t_f + self.t_bw - self.t_fb
 
     @property
     def growth(self) -> float:
@@ -81,7 +123,22 @@ class Stage(BaseModel):
 
 
 class Instance(BaseModel):
-    """One training step to schedule: ``num_microbatches`` through ``stages``, in model order."""
+    """One training step to schedule: ``num_microbatches`` through ``stages``, in model order.
+
+    Attributes
+    ----------
+    replicas : int
+        How many copies of the model the pipeline holds (2: bidirectional). ``stages`` lists them one after
+        the other, as many stages each; ``num_microbatches`` run through each copy. Adding their gradients up
+        at the end of the step is not modelled.
+    t_comm : float or tuple
+        Latency of a hop between different devices, or one per boundary between consecutive stages (0 between
+        two replicas).
+    t_transfer : float or tuple, optional
+        Bytes over bandwidth, on top of the latency, likewise. When given, a transfer occupies its link, the
+        directed pair of devices, for that time, and transfers wait for each other in the order in which they
+        were produced.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
@@ -92,7 +149,9 @@ class Instance(BaseModel):
     num_devices: Annotated[int, Field(ge=1)]
     num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)]
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    replicas: Annotated[int, Field(ge=1)] = 1
     t_comm: NonNegative | tuple[NonNegative, ...] = 0.0
+    t_transfer: NonNegative | tuple[NonNegative, ...] | None = None
     memory_cap: NonNegative | tuple[NonNegative, ...] | None = None
     static_mem: tuple[NonNegative, ...] | None = None
 
@@ -102,7 +161,7 @@ class Instance(BaseModel):
         # Strict mode takes only tuples for tuples, and JSON has only arrays.
         if not isinstance(data, Mapping):
             return data
-        arrays = ("stages", "t_comm", "memory_cap", "static_mem")
+        arrays = ("stages", "t_comm", "t_transfer", "memory_cap", "static_mem")
         return {k: tuple(v) if k in arrays and isinstance(v, list) else v for k, v in data.items()}
 
     @model_validator(mode="after")
@@ -116,23 +175,36 @@ class Instance(BaseModel):
         unused = sorted(set(range(p)) - {stage.device for stage in self.stages})
         if unused:
             raise ValueError(f"device {unused[0]} of {p} holds no stage: give it one or lower num_devices")
+        chain, rest = divmod(len(self.stages), self.replicas)
+        if rest:
+            raise ValueError(
+                f"replicas is {self.replicas} and stages has {len(self.stages)}: give each as many stages"
+            )
+        boundary = "one per boundary between consecutive stages"
         expected = (
-            ("t_comm", self.t_comm, len(self.stages) - 1, "one per boundary between consecutive stages"),
+            ("t_comm", self.t_comm, len(self.stages) - 1, boundary),
+            ("t_transfer", self.t_transfer, len(self.stages) - 1, boundary),
             ("memory_cap", self.memory_cap, p, "one per device"),
             ("static_mem", self.static_mem, p, "one per device"),
         )
         for field, value, length, meaning in expected:
             if isinstance(value, tuple) and len(value) != length:
                 raise ValueError(f"{field} has {len(value)} entries: give {length} ({meaning})")
+        for field, value in (("t_comm", self.t_comm), ("t_transfer", self.t_transfer)):
+            between = range(chain - 1, len(self.stages) - 1, chain)
+            if isinstance(value, tuple) and any(value[b] for b in between):
+                raise ValueError(f"{field}[{chain - 1}] lies between two replicas, no hop: give 0 there")
         return self
 
     @model_validator(mode="after")
     def _check_sums(self) -> Instance:
         """No path through the step and no device's memory may come near float64's end."""
-        m, hops = self.num_microbatches, self.t_comm if isinstance(self.t_comm, tuple) else (self.t_comm,)
+        m = self.num_microbatches
+        hops = self.t_comm if isinstance(self.t_comm, tuple) else (self.t_comm,)
+        transfers = self.t_transfer if isinstance(self.t_transfer, tuple) else (self.t_transfer or 0.0,)
         times = m * (
-            math.fsum(s.t_f + s.t_b + s.t_w + (s.t_bw or 0.0) for s in self.stages)
-            + 2 * len(self.stages) * max(hops, default=0.0)
+            math.fsum(s.t_f + s.t_b + s.t_w + (s.t_bw or 0.0) + (s.t_r or 0.0) for s in self.stages)
+            + 2 * len(self.stages) * (max(hops, default=0.0) + max(transfers, default=0.0))
         )
         memory = m * sum(s.mem_b + s.mem_w + s.peak_f + s.peak_b + s.peak_w for s in self.stages)
         for what, total, unit in (("times", times, "time_unit"), ("memory", memory, "memory_unit")):
@@ -151,11 +223,62 @@ class Instance(BaseModel):
         """F, B and W of every stage and micro-batch: the problem's size when nothing is fused."""
         return 3 * self.num_stages * self.num_microbatches
 
-    def hop(self, boundary: int) -> float:
-        """Latency between stage ``boundary`` and the next one; 0 when one device holds both."""
-        if self.stages[boundary].device == self.stages[boundary + 1].device:
+    @property
+    def chain(self) -> int:
+        """Stages of one copy of the model."""
+        return len(self.stages) // self.replicas
+
+    @property
+    def total_microbatches(self) -> int:
+        """Micro-batches of the whole step, over all replicas."""
+        return self.replicas * self.num_microbatches
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage is the first of its model."""
+        return stage % self.chain == 0
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage is the last of its model: the one that has the loss."""
+        return (stage + 1) % self.chain == 0
+
+    def crosses(self, boundary: int) -> bool:
+        """Whether stage ``boundary`` and the next one belong to one model and lie on different devices."""
+        if self.is_last(boundary):
+            return False
+        return self.stages[boundary].device != self.stages[boundary + 1].device
+
+    def transfer(self, boundary: int) -> float:
+        """How long a transfer from stage ``boundary`` to the next one, or back, occupies its link."""
+        if self.t_transfer is None or not self.crosses(boundary):
             return 0.0
-        return self.t_comm[boundary] if isinstance(self.t_comm, tuple) else self.t_comm
+        return self.t_transfer[boundary] if isinstance(self.t_transfer, tuple) else self.t_transfer
+
+    def hop(self, boundary: int) -> float:
+        """Time from stage ``boundary`` to the next one over a free link; 0 when one device holds both."""
+        if not self.crosses(boundary):
+            return 0.0
+        latency = self.t_comm[boundary] if isinstance(self.t_comm, tuple) else self.t_comm
+        return latency if self.t_transfer is None else latency + self.transfer(boundary)
+
+    def pair_duration(self, forward: int, backward: int) -> float | None:
+        """Duration of F of one stage overlapped with BW of another on its device; None where not possible.
+
+        Stages that differ save what the lesser of them saves with itself.
+        """
+        a, b = self.stages[forward], self.stages[backward]
+        if a.device != b.device or a.t_fb is None or b.t_fb is None or b.t_bw is None:
+            return None
+        return a.t_f + b.t_bw - min(a.pair_saving, b.pair_saving)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any stage recomputes its activations."""
+        return any(stage.t_r is not None for stage in self.stages)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any stage may run F&B pairs."""
+        return any(stage.t_fb is not None for stage in self.stages)
 
     def cap(self, device: int) -> float:
         """Memory cap of a device, infinite when there is none."""
@@ -173,7 +296,11 @@ class Instance(BaseModel):
 
     def device_work(self, device: int) -> float:
         """Least busy time of a device over the whole step (backward fused or split, whichever is shorter)."""
-        per_microbatch = sum(self.stages[s].t_f + self.stages[s].min_backward for s in self.stages_on(device))
+        held = [self.stages[s] for s in self.stages_on(device)]
+        # Each F is in one pair at most, and a pair saves no more than its F's stage saves with itself.
+        per_microbatch = sum(
+            stage.t_f + stage.min_backward + (stage.t_r or 0.0) - stage.pair_saving for stage in held
+        )
         return self.num_microbatches * per_microbatch
 
     def fits(self, device: int, memory: float) -> bool:
@@ -204,6 +331,17 @@ class Instance(BaseModel):
         ]
         return self.with_changes(stages=fused)
 
+    def with_recomputation(self) -> Instance:
+        """A copy in which every stage recomputes: R takes ``t_f``, and F keeps ``mem_r`` (0 where not given).
+
+        What one F needs, its input, is the instance's to say: a stage that has ``t_r`` stays as it is.
+        """
+        stages = [
+            stage if stage.t_r is not None else stage.model_copy(update={"t_r": stage.t_f})
+            for stage in self.stages
+        ]
+        return self.with_changes(stages=stages)
+
     def with_memory_cap(self, cap: str | float | Sequence[float] | None) -> Instance:
         """A copy under another cap.
 
@@ -230,9 +368,11 @@ class Instance(BaseModel):
         """The instance as JSON data, optional fields left out where they are not set."""
         data: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for stage in data["stages"]:
-            for field in ("peak_f", "peak_b", "peak_w"):
+            for field in ("peak_f", "peak_b", "peak_w", "mem_r"):
                 if stage[field] == 0.0:
                     del stage[field]
+        if self.replicas == 1:
+            del data["replicas"]
         data["memory_cap"] = data.get("memory_cap")
         return data
 
@@ -355,7 +495,7 @@ def equal_stages(
     mem_b: float = 1.0,
     mem_w: float = 1.0,
     memory_cap: float | Sequence[float] | None = None,
-    placement: Literal["linear", "loop", "v"] = "linear",
+    placement: Placement = "linear",
     chunks: int | None = None,
     name: str = "equal",
 ) -> Instance:
@@ -377,7 +517,7 @@ def equal_stages(
     )
 
 
-def place(p: int, placement: Literal["linear", "loop", "v"], chunks: int | None = None) -> list[int]:
+def place(p: int, placement: Placement, chunks: int | None = None) -> list[int]:
     """Device of each stage, in model order: linear, loop (0..p-1, 0..p-1), or V (0..p-1, p-1..0)."""
     v = (1 if placement == "linear" else 2) if chunks is None else chunks
     forward = list(range(p))

@@ -122,138 +122,131 @@ def time_orders(
     return free.max(), (free - first).max()
 
 
-def make_anneal(time_orders: Any) -> Any:
-    """The annealing loop over a given (compiled or plain) timing function."""
+def anneal(
+    m: int,
+    device: Any,
+    time: Any,
+    hop: Any,
+    acquire: Any,
+    transient: Any,
+    release: Any,
+    room: Any,
+    codes: Any,
+    lengths: Any,
+    column: int,
+    steps: int,
+    slack: float,
+    target: float,
+    seed: int,
+) -> float:
+    """Run ``steps`` moves from ``codes`` and leave the best found there; returns its cost.
 
-    def anneal(
-        m: int,
-        device: Any,
-        time: Any,
-        hop: Any,
-        acquire: Any,
-        transient: Any,
-        release: Any,
-        room: Any,
-        codes: Any,
-        lengths: Any,
-        column: int,
-        steps: int,
-        slack: float,
-        target: float,
-        seed: int,
-    ) -> float:
-        """Run ``steps`` moves from ``codes`` and leave the best found there; returns its cost.
-
-        A move is kept when its cost is within ``slack`` (an amount that falls to zero over the steps) of the
-        present one. Stops at ``target``.
-        """
-        np.random.seed(seed)
-        S, p, width = device.shape[0], room.shape[0], codes.shape[1]
-        end_f = np.zeros((S, m))
-        end_b = np.zeros((S, m))
-        place_f = np.zeros((S, m), dtype=np.int64)
-        place_b = np.zeros((S, m), dtype=np.int64)
-        start = np.zeros((p, width))
-        by_device = np.zeros((p, width), dtype=np.bool_)
-        critical = np.zeros((3 * S * m, 2), dtype=np.int64)
-        best_codes = codes.copy()
+    A move is kept when its cost is within ``slack`` (an amount that falls to zero over the steps) of the
+    present one. Stops at ``target``.
+    """
+    np.random.seed(seed)
+    S, p, width = device.shape[0], room.shape[0], codes.shape[1]
+    end_f = np.zeros((S, m))
+    end_b = np.zeros((S, m))
+    place_f = np.zeros((S, m), dtype=np.int64)
+    place_b = np.zeros((S, m), dtype=np.int64)
+    start = np.zeros((p, width))
+    by_device = np.zeros((p, width), dtype=np.bool_)
+    critical = np.zeros((3 * S * m, 2), dtype=np.int64)
+    best_codes = codes.copy()
+    both = time_orders(
+        m, device, time, hop, acquire, transient, release, room, codes, lengths,
+        end_f, end_b, place_f, place_b, start, by_device,
+    )  # fmt: skip
+    present = both[column]
+    best = present
+    if np.isinf(present):
+        return np.inf  # orders that cannot run have no critical path to work on
+    number = 0
+    stale = True
+    for step in range(steps):
+        if best <= target:
+            break
+        if stale:
+            # --- trace the critical path back from the task that ends last ----------------------
+            number = 0
+            d, i = 0, 0
+            latest = -1.0
+            for q in range(p):
+                if lengths[q] == 0:
+                    continue
+                k = lengths[q] - 1
+                end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
+                if column == 1:
+                    end -= start[q, 0]
+                if end > latest:
+                    latest, d, i = end, q, k
+            while i >= 0:
+                s, kind = codes[d, i] // 4, codes[d, i] % 4
+                if by_device[d, i]:
+                    if i > 0 and codes[d, i - 1] != codes[d, i]:
+                        critical[number, 0] = d
+                        critical[number, 1] = i
+                        number += 1
+                    i -= 1
+                    continue
+                # Which micro-batch: the one whose task of this kind has place i.
+                if kind == 0:
+                    j = 0
+                    while place_f[s, j] != i:
+                        j += 1
+                    d, i = device[s - 1], place_f[s - 1, j]
+                else:
+                    j = 0
+                    while place_b[s, j] != i:
+                        j += 1
+                    d, i = device[s + 1], place_b[s + 1, j]
+            stale = False
+        if number == 0:
+            break
+        pick = np.random.randint(number)
+        d, i = critical[pick, 0], critical[pick, 1]
+        reach = 1
+        while np.random.random() < 0.4:
+            reach += 1
+        if np.random.random() < 0.5:
+            source, target_place = i, max(0, i - reach)  # the task goes ahead
+        else:
+            source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
+        moved = codes[d, source]
+        direction = 1 if target_place > source else -1
+        k = source
+        while k != target_place:
+            codes[d, k] = codes[d, k + direction]
+            k += direction
+        codes[d, target_place] = moved
         both = time_orders(
             m, device, time, hop, acquire, transient, release, room, codes, lengths,
             end_f, end_b, place_f, place_b, start, by_device,
         )  # fmt: skip
-        present = both[column]
-        best = present
-        if np.isinf(present):
-            return np.inf  # orders that cannot run have no critical path to work on
-        number = 0
-        stale = True
-        for step in range(steps):
-            if best <= target:
-                break
-            if stale:
-                # --- trace the critical path back from the task that ends last ----------------------
-                number = 0
-                d, i = 0, 0
-                latest = -1.0
-                for q in range(p):
-                    if lengths[q] == 0:
-                        continue
-                    k = lengths[q] - 1
-                    end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
-                    if column == 1:
-                        end -= start[q, 0]
-                    if end > latest:
-                        latest, d, i = end, q, k
-                while i >= 0:
-                    s, kind = codes[d, i] // 4, codes[d, i] % 4
-                    if by_device[d, i]:
-                        if i > 0 and codes[d, i - 1] != codes[d, i]:
-                            critical[number, 0] = d
-                            critical[number, 1] = i
-                            number += 1
-                        i -= 1
-                        continue
-                    # Which micro-batch: the one whose task of this kind has place i.
-                    if kind == 0:
-                        j = 0
-                        while place_f[s, j] != i:
-                            j += 1
-                        d, i = device[s - 1], place_f[s - 1, j]
-                    else:
-                        j = 0
-                        while place_b[s, j] != i:
-                            j += 1
-                        d, i = device[s + 1], place_b[s + 1, j]
-                stale = False
-            if number == 0:
-                break
-            pick = np.random.randint(number)
-            d, i = critical[pick, 0], critical[pick, 1]
-            reach = 1
-            while np.random.random() < 0.4:
-                reach += 1
-            if np.random.random() < 0.5:
-                source, target_place = i, max(0, i - reach)  # the task goes ahead
-            else:
-                source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
-            moved = codes[d, source]
-            direction = 1 if target_place > source else -1
-            k = source
-            while k != target_place:
-                codes[d, k] = codes[d, k + direction]
-                k += direction
-            codes[d, target_place] = moved
-            both = time_orders(
-                m, device, time, hop, acquire, transient, release, room, codes, lengths,
-                end_f, end_b, place_f, place_b, start, by_device,
-            )  # fmt: skip
-            value = both[column]
-            if value <= present + slack * (1.0 - step / steps) * np.random.random():
-                present = value
-                stale = True
-                if value < best:
-                    best = value
-                    best_codes[:] = codes
-            else:
-                k = target_place
-                while k != source:
-                    codes[d, k] = codes[d, k - direction]
-                    k -= direction
-                codes[d, source] = moved
-                # Places and starts belong to the refused orders until the next accepted move: the
-                # critical list is still that of the present ones.
-        codes[:] = best_codes
-        return float(best)
-
-    return anneal
+        value = both[column]
+        if value <= present + slack * (1.0 - step / steps) * np.random.random():
+            present = value
+            stale = True
+            if value < best:
+                best = value
+                best_codes[:] = codes
+        else:
+            k = target_place
+            while k != source:
+                codes[d, k] = codes[d, k - direction]
+                k -= direction
+            codes[d, source] = moved
+            # Places and starts belong to the refused orders until the next accepted move: the
+            # critical list is still that of the present ones.
+    codes[:] = best_codes
+    return float(best)
 
 
 @cache
 def _annealing(compiled: bool) -> Any:
     """The annealing loop; compiled once a process."""
-    timing = compile_loop(time_orders) if compiled else time_orders
-    anneal = make_anneal(timing)
-    return compile_loop(anneal) if compiled else anneal
+    return compile_loop(anneal, time_orders) if compiled else anneal
 
 
 class OrderSearch:

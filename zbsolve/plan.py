@@ -24,14 +24,14 @@ from zbsolve.instance import Instance, parse_instance, raise_first, read_documen
 from zbsolve.links import Queue, Transfer, time_on_queues
 from zbsolve.memory import peak_memory
 from zbsolve.schedule import TIME_RTOL, Schedule, TimedTask, Violation, check
-from zbsolve.simulator import topological_order
+from zbsolve.simulator import Links, topological_order
 
 SCHEMA = "zbsolve.plan/1"
 
-ComputeOp = Literal["F", "B", "W", "BW"]
+ComputeOp = Literal["F", "R", "B", "W", "BW"]
 MessageOp = Literal["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-COMPUTE_OPS = frozenset(("F", "B", "W", "BW"))
+COMPUTE_OPS = frozenset(("F", "R", "B", "W", "BW"))
 
 
 class _FileModel(BaseModel):
@@ -41,10 +41,12 @@ class _FileModel(BaseModel):
 class Action(_FileModel):
     """One step of a device's program.
 
-    Compute: ``F``, ``B``, ``W``, ``BW`` of ``stage`` and ``microbatch``. Messages are named by the stage that
-    executes them: ``SEND_F`` of stage s sends its output to stage s+1, ``RECV_F`` of stage s receives from
-    s-1, ``SEND_B`` of stage s sends its input gradient to s-1, ``RECV_B`` of s receives from s+1. ``peer``
-    is the other device and ``message`` the place in the total order of messages, equal on both sides.
+    Compute: ``F``, ``R``, ``B``, ``W``, ``BW`` of ``stage`` and ``microbatch``; an F and the BW right after
+    it with the same ``start`` and ``end`` are an F&B pair, to run overlapped. Messages are named by the
+    stage that executes them: ``SEND_F`` of stage s sends its output to stage s+1, ``RECV_F`` of stage s
+    receives from s-1, ``SEND_B`` of stage s sends its input gradient to s-1, ``RECV_B`` of s receives from
+    s+1. ``peer`` is the other device and ``message`` the place in the total order of messages, equal on both
+    sides.
     """
 
     op: Literal[ComputeOp, MessageOp]  # not a union of both: an error then lists every op
@@ -266,7 +268,9 @@ def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
     exchanged take the first; both its devices have finished all earlier ones, so every task before its
     send has its inputs, and its receiver is already waiting for it.
     """
-    ranked = {task: rank for rank, (_, task) in enumerate(topological_order(instance, schedule.orders))}
+    order = topological_order(instance, schedule.orders, schedule.pairs)
+    ranked = {task: rank for rank, (_, task) in enumerate(order)}
+    links = Links(instance)
     messages = []
     for source, program in enumerate(schedule.devices):
         for task, _, end in program:
@@ -274,7 +278,8 @@ def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
             if consumer is not None:
                 boundary = min(task.stage, consumer.stage)
                 target = instance.stages[consumer.stage].device
-                messages.append(Message(task, consumer, source, target, end, end + instance.hop(boundary)))
+                arrival = links.leaves(task, end) + instance.hop(boundary)
+                messages.append(Message(task, consumer, source, target, end, arrival))
     messages.sort(key=lambda message: (message.ready, ranked[message.producer]))
     return messages
 
@@ -282,12 +287,11 @@ def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
 def _remote_consumer(instance: Instance, task: Task, present: dict[Task, int]) -> Task | None:
     """The task on another device that needs this task's result, if any."""
     kind, stage, microbatch = task
-    if kind is TaskKind.W:
+    if kind in (TaskKind.W, TaskKind.R):
         return None
     neighbour = stage + 1 if kind is TaskKind.F else stage - 1
-    if not 0 <= neighbour < instance.num_stages:
-        return None
-    if instance.stages[neighbour].device == instance.stages[stage].device:
+    boundary = min(stage, neighbour)
+    if not 0 <= boundary < instance.num_stages - 1 or not instance.crosses(boundary):
         return None
     if kind is TaskKind.F:
         return Task(TaskKind.F, neighbour, microbatch)
@@ -310,6 +314,9 @@ def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
         actions = programs[device]
         pending = iter(messages_of[device])
         upcoming = next(pending, None)
+        # The first of a pair has ended, and may send, when the second has.
+        first_of_pair = {forward for forward, _ in schedule.pairs}
+        ended: set[Task] = set()
         for timed in (None, *program):
             if timed is not None:
                 task = timed.task
@@ -322,10 +329,13 @@ def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
                         end=timed.end,
                     )
                 )
+                ended.add(task)
+                if task in first_of_pair:
+                    continue
             while upcoming is not None:
                 number, message = upcoming
                 sends = message.source == device
-                if sends and (timed is None or message.producer != timed.task):
+                if sends and message.producer not in ended:
                     break
                 actions.append(_message_action(number, message, sends))
                 upcoming = next(pending, None)
@@ -422,14 +432,19 @@ def _are_counterparts(device: int, action: Action, other: Action) -> bool:
 
 
 def _inputs(instance: Instance, task: Task) -> list[Task]:
-    """Alternatives collapsed: the F or B of the neighbour or own stage whose result a task needs."""
+    """Alternatives collapsed: the F, R or B of the neighbour or own stage whose result a task needs."""
     kind, stage, microbatch = task
     if kind is TaskKind.F:
-        return [Task(TaskKind.F, stage - 1, microbatch)] if stage else []
+        return [] if instance.is_first(stage) else [Task(TaskKind.F, stage - 1, microbatch)]
     if kind is TaskKind.W:
         return [Task(TaskKind.B, stage, microbatch)]
-    own = [Task(TaskKind.F, stage, microbatch)]
-    return own + ([Task(TaskKind.B, stage + 1, microbatch)] if stage + 1 < instance.num_stages else [])
+    if kind is TaskKind.R or instance.stages[stage].t_r is None:
+        own = [Task(TaskKind.F, stage, microbatch)]
+    else:
+        own = [Task(TaskKind.R, stage, microbatch)]
+    if kind is TaskKind.R or instance.is_last(stage):
+        return own
+    return [*own, Task(TaskKind.B, stage + 1, microbatch)]
 
 
 def _input_ready(
@@ -501,9 +516,14 @@ def _message_actions(programs: Sequence[Program]) -> list[tuple[int, Action]]:
     return [(p.device, action) for p in programs for action in p.actions if not action.is_compute]
 
 
+def peaks_of(instance: Instance, schedule: Schedule) -> tuple[float, ...]:
+    """Peak memory of each device under a schedule, static memory included."""
+    return tuple(peak_memory(instance, d, order, schedule.pairs) for d, order in enumerate(schedule.orders))
+
+
 def _check_figures(plan: Plan, schedule: Schedule) -> list[Violation]:
     """Stated makespan, span, peak memory, gap and status against what the programs really give."""
-    peaks = [peak_memory(plan.instance, d, order) for d, order in enumerate(schedule.orders)]
+    peaks = peaks_of(plan.instance, schedule)
     cost = schedule.cost(plan.objective)
     gap = relative_gap(cost, plan.lower_bound)
     rows = [
@@ -564,7 +584,7 @@ def make_plan(
         gap=gap,
         bound_proof=proof,
         solver=solver,
-        peak_memory=tuple(peak_memory(instance, d, order) for d, order in enumerate(schedule.orders)),
+        peak_memory=peaks_of(instance, schedule),
         programs=lower(instance, schedule),
     )
 

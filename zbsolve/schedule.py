@@ -7,13 +7,13 @@ each rule of the model from the instance, in time-interval form, and reports eve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
 
 # Times are sums of at most a few thousand float64 durations; 1e-9 of the makespan is far above their
@@ -56,6 +56,16 @@ class Schedule:
         """``makespan`` or ``span``, by name."""
         return self.span if objective == "span" else self.makespan
 
+    @cached_property
+    def pairs(self) -> frozenset[tuple[Task, Task]]:
+        """F&B pairs: an F and, next on the same device, a BW that share one interval."""
+        return frozenset(
+            (a.task, b.task)
+            for program in self.devices
+            for a, b in pairwise(program)
+            if a.task.kind is F and b.task.kind is BW and a[1:] == b[1:] and a.end > a.start
+        )
+
     @property
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """The tasks of each device in execution order, without times."""
@@ -93,7 +103,7 @@ def check(instance: Instance, schedule: Schedule) -> list[Violation]:
 
 
 def _check_tasks(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
-    """Each stage and micro-batch has one F and either B and W, or BW, all on the stage's device."""
+    """Each stage and micro-batch has one F, R if it recomputes, and either B and W, or BW, all at home."""
     if len(schedule.devices) != instance.num_devices:
         yield Violation("devices", f"{len(schedule.devices)} programs for {instance.num_devices} devices")
         return
@@ -115,9 +125,10 @@ def _check_tasks(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
             yield Violation("tasks", f"{task} appears {count} times")
     for stage in range(instance.num_stages):
         may_fuse = instance.stages[stage].t_bw is not None
+        first = {F} if instance.stages[stage].t_r is None else {F, R}
         for microbatch in range(instance.num_microbatches):
             present = {kind for kind in TaskKind if seen[Task(kind, stage, microbatch)]}
-            if present == {F, B, W} or (may_fuse and present == {F, BW}):
+            if present == first | {B, W} or (may_fuse and present == first | {BW}):
                 continue
             if BW in present and not may_fuse:
                 yield Violation("tasks", f"{Task(BW, stage, microbatch)}: stage {stage} has no t_bw")
@@ -125,15 +136,32 @@ def _check_tasks(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
                 have = ", ".join(kind for kind in TaskKind if kind in present) or "nothing"
                 yield Violation(
                     "tasks",
-                    f"stage {stage} micro-batch {microbatch} has {have}: needs F, B, W"
-                    + (" or F, BW" if may_fuse else ""),
+                    f"stage {stage} micro-batch {microbatch} has {have}: needs {_listed(*first, B, W)}"
+                    + (f" or {_listed(*first, BW)}" if may_fuse else ""),
                 )
 
 
+def _listed(*kinds: TaskKind) -> str:
+    return ", ".join(kind for kind in TaskKind if kind in kinds)
+
+
 def _check_durations(instance: Instance, schedule: Schedule, tolerance: float) -> Iterator[Violation]:
-    for (kind, s, j), start, end in schedule:
-        stage = instance.stages[s]
-        expected = {F: stage.t_f, B: stage.t_b, W: stage.t_w, BW: stage.t_bw}[kind]
+    """Each task takes its own time, those of an F&B pair the time of the pair."""
+    together: dict[Task, float] = {}
+    for forward, backward in schedule.pairs:
+        a, b = instance.stages[forward.stage], instance.stages[backward.stage]
+        if a.t_fb is None or b.t_fb is None or b.t_bw is None or a.t_bw is None:
+            yield Violation("pairs", f"{forward} and {backward} run at once, but their stages have no t_fb")
+            return
+        saved = min(a.t_f + a.t_bw - a.t_fb, b.t_f + b.t_bw - b.t_fb)
+        for task in (forward, backward):
+            if task in together:
+                yield Violation("pairs", f"{task} is in two pairs")
+            together[task] = a.t_f + b.t_bw - saved
+    for task, start, end in schedule:
+        (kind, s, j), stage = task, instance.stages[task.stage]
+        alone = {F: stage.t_f, R: stage.t_r, B: stage.t_b, W: stage.t_w, BW: stage.t_bw}[kind]
+        expected = together.get(task, alone)
         assert expected is not None  # _check_tasks refuses BW without t_bw
         if not abs(end - start - expected) <= tolerance:
             yield Violation(
@@ -142,8 +170,11 @@ def _check_durations(instance: Instance, schedule: Schedule, tolerance: float) -
 
 
 def _check_one_at_a_time(schedule: Schedule, tolerance: float) -> Iterator[Violation]:
+    pairs = schedule.pairs
     for device, program in enumerate(schedule.devices):
         for earlier, later in pairwise(program):
+            if (earlier.task, later.task) in pairs:
+                continue
             if not later.start >= earlier.end - tolerance:
                 yield Violation(
                     "one at a time",
@@ -153,31 +184,69 @@ def _check_one_at_a_time(schedule: Schedule, tolerance: float) -> Iterator[Viola
 
 
 def _dependencies(instance: Instance, schedule: Schedule) -> Iterator[tuple[TimedTask, TimedTask, float]]:
-    """F downstream, B and BW upstream with hops between devices; the last B after its own F; W after B.
+    """F downstream, B and BW upstream with hops between devices; each backward after its own F, or its R,
+    which is after F; W after B.
 
     Each as (before, after, lag).
     """
     times = {timed.task: timed for timed in schedule}
+    waits = _link_waits(instance, schedule)
 
     def backward(stage: int, microbatch: int) -> TimedTask:
         fused = times.get(Task(BW, stage, microbatch))
         return times[Task(B, stage, microbatch)] if fused is None else fused
 
-    def latency(a: int, b: int) -> float:
+    def lag(sender: TimedTask, a: int, b: int) -> float:
         if instance.stages[a].device == instance.stages[b].device:
             return 0.0
-        return instance.t_comm[a] if isinstance(instance.t_comm, tuple) else instance.t_comm
+        return _at(instance.t_comm, a) + _at(instance.t_transfer, a) + waits.get(sender.task, 0.0)
 
-    last = instance.num_stages - 1
+    chain = instance.num_stages // instance.replicas
     for s in range(instance.num_stages):
         for j in range(instance.num_microbatches):
-            if s > 0:
-                yield times[Task(F, s - 1, j)], times[Task(F, s, j)], latency(s - 1, s)
-            if s < last:
-                yield backward(s + 1, j), backward(s, j), latency(s, s + 1)
-            yield times[Task(F, s, j)], backward(s, j), 0.0
+            own = times[Task(F, s, j)]
+            if s % chain > 0:
+                before = times[Task(F, s - 1, j)]
+                yield before, own, lag(before, s - 1, s)
+            if instance.stages[s].t_r is not None:
+                recomputed = times[Task(R, s, j)]
+                yield own, recomputed, 0.0
+                own = recomputed
+            if s % chain < chain - 1:
+                later = backward(s + 1, j)
+                yield later, backward(s, j), lag(later, s, s + 1)
+            yield own, backward(s, j), 0.0
             if Task(W, s, j) in times:
                 yield times[Task(B, s, j)], times[Task(W, s, j)], 0.0
+
+
+def _at(value: float | tuple[float, ...] | None, boundary: int) -> float:
+    """One number for all boundaries, one a boundary, or none."""
+    return value[boundary] if isinstance(value, tuple) else value or 0.0
+
+
+def _link_waits(instance: Instance, schedule: Schedule) -> dict[Task, float]:
+    """How long each result waits for its link: one transfer at a time per directed pair of devices.
+
+    Results take the link in the order of their device's program.
+    """
+    waits: dict[Task, float] = {}
+    if instance.t_transfer is None:
+        return waits
+    chain = instance.num_stages // instance.replicas
+    for device, program in enumerate(schedule.devices):
+        free: dict[int, float] = {}
+        for task, _, end in program:
+            step = {F: 1, B: -1, BW: -1}.get(task.kind)
+            if step is None or not 0 <= task.stage % chain + step < chain:
+                continue
+            target = instance.stages[task.stage + step].device
+            if target == device:
+                continue
+            leaves = max(end, free.get(target, end))
+            waits[task] = leaves - end
+            free[target] = leaves + _at(instance.t_transfer, min(task.stage, task.stage + step))
+    return waits
 
 
 def _check_dependencies(
@@ -222,7 +291,7 @@ def _check_memory(instance: Instance, schedule: Schedule) -> Iterator[Violation]
     for device, program in enumerate(schedule.devices):
         if instance.cap(device) == float("inf"):
             continue
-        for position, use in enumerate(_memory_by_definition(instance, device, program)):
+        for position, use in enumerate(_memory_by_definition(instance, device, program, schedule.pairs)):
             if not instance.fits(device, use):
                 yield Violation(
                     "memory",
@@ -232,8 +301,13 @@ def _check_memory(instance: Instance, schedule: Schedule) -> Iterator[Violation]
                 break  # One report a device: the rest follows from the first.
 
 
-def _memory_by_definition(instance: Instance, device: int, program: Sequence[TimedTask]) -> Iterator[float]:
-    """Memory while each task of a program runs: intervals [F, B], [B, W], growth from B on, transients."""
+def _memory_by_definition(
+    instance: Instance, device: int, program: Sequence[TimedTask], pairs: Set[tuple[Task, Task]]
+) -> Iterator[float]:
+    """Memory while each task of a program runs: intervals [F, B], [B, W], growth from B on, transients.
+
+    Where a stage recomputes, [F, R] and [R, B] in place of the first.
+    """
     # Position of each task stands for time: one task at a time makes both orders the same.
     holds = [0.0] * (len(program) + 1)  # difference array over positions
 
@@ -242,13 +316,24 @@ def _memory_by_definition(instance: Instance, device: int, program: Sequence[Tim
         holds[last + 1] -= amount
 
     at = {timed.task: position for position, timed in enumerate(program)}
+    # A pair runs as one: what either of its tasks needs while it runs is held over both places.
+    beside = {task: at[other] for pair in pairs if pair[0] in at for task, other in (pair, pair[::-1])}
+
+    def transient(task: Task, amount: float) -> None:
+        places = (at[task], beside.get(task, at[task]))
+        hold(min(places), max(places), amount)
+
     for task, position in at.items():
         stage = instance.stages[task.stage]
         if task.kind is F:
-            hold(position, position, stage.peak_f)
+            transient(task, stage.peak_f)
+        elif task.kind is R:
+            f = at[Task(F, task.stage, task.microbatch)]
+            if f + 1 <= position:
+                hold(f, position - 1, stage.mem_r)
         elif task.kind is B:
             w = at[Task(W, task.stage, task.microbatch)]
-            f = at[Task(F, task.stage, task.microbatch)]
+            f = at[Task(F if stage.t_r is None else R, task.stage, task.microbatch)]
             hold(position, position, stage.peak_b)
             hold(f, position, stage.mem_b)
             if position + 1 <= w:
@@ -257,10 +342,10 @@ def _memory_by_definition(instance: Instance, device: int, program: Sequence[Tim
         elif task.kind is W:
             hold(position, position, stage.peak_w)
         else:
-            f = at[Task(F, task.stage, task.microbatch)]
+            f = at[Task(F if stage.t_r is None else R, task.stage, task.microbatch)]
             fused_peak = max(stage.peak_b, stage.peak_w) if stage.peak_bw is None else stage.peak_bw
             hold(f, position, stage.mem_b)
-            hold(position, position, fused_peak)
+            transient(task, fused_peak)
     level = instance.static(device)
     for change in holds[:-1]:
         level += change

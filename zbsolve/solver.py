@@ -11,24 +11,29 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from zbsolve import __version__
+from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
+from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
-from zbsolve.memory import peak_memory, require_feasible
+from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, relative_gap
 from zbsolve.precedence import Lag, room
+from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
+from zbsolve.work_bounds import is_extended, require_plain
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,9 @@ PATTERNS_FROM_MICROBATCHES = 8
 PATTERNS_SHARE = 0.2
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
+# Annealing rounds: short enough to stop on time, and how many moves tell the pace.
+ROUND_SECONDS = 0.5
+ROUND_TRIAL_STEPS = 200
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
 COMPILE_FROM_SECONDS = 15.0
 
@@ -107,13 +115,13 @@ class _Search:
         closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
         return self.schedule is not None and closed
 
-    def offer(self, orders: Orders, who: str) -> bool:
+    def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
-        peaks = enumerate(peak_memory(self.instance, d, order) for d, order in enumerate(orders))
+        peaks = enumerate(peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders))
         if not all(self.instance.fits(d, peak) for d, peak in peaks):
             log.debug("%s: over the memory cap, dropped", who)
             return False
-        schedule = simulate_for(self.instance, orders, self.objective)
+        schedule = simulate_for(self.instance, orders, self.objective, pairs)
         if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
             return False
         violations = check(self.instance, schedule)
@@ -185,10 +193,14 @@ def solve(
     interrupted = False
     try:
         if warm_start is not None:
-            search.offer(canonical(instance, warm_start), "warm start")
+            renamed = warm_start if is_extended(instance) else canonical(instance, warm_start)
+            search.offer(renamed, "warm start")
         search.prove(best_bound(instance, objective))
-        _construct(search)
-        for phase in SOLVERS[solver]:
+        if is_extended(instance):
+            _solve_extended(search, solver)
+        else:
+            _construct(search)
+        for phase in () if is_extended(instance) else SOLVERS[solver]:
             if search.done or (search.left <= 0 and not deterministic):
                 break
             phase(search)
@@ -245,16 +257,51 @@ def _construct(search: _Search) -> None:
     search.offer(serial_orders(instance), "serial")
 
 
+def _solve_extended(search: _Search, solver: str) -> None:
+    """The catalogue, the plan without the options, and local moves (see :mod:`zbsolve.extended`)."""
+    instance = search.instance
+    if solver not in ("auto", "heuristic"):
+        require_plain(instance, solver)
+    search.offer(unfold(instance, serial_orders(fold(instance))), "serial")
+    for name, orders, pairs in candidates(instance):
+        search.offer(orders, name, pairs)
+    if instance.replicas == 1 and not search.done:
+        plain = solve(
+            without_options(instance),
+            objective=search.objective,
+            solver=solver,
+            time_limit=max(1e-3, 0.5 * search.left),
+            seed=search.seed,
+            deterministic=search.deterministic,
+        )
+        orders = unfold(instance, plain.plan.schedule().orders)
+        search.offer(orders, plain.plan.solver.name)
+        if instance.has_pairs:
+            search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+    if solver == "heuristic":
+        return
+    assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
+    moves = LocalMoves(instance, search.schedule.orders, search.schedule.pairs, search.objective, search.seed)
+    # A step costs about 5 microseconds a task: in deterministic mode the count stands for the time limit.
+    left = max(1, round(0.3 * search.time_limit / (5e-6 * instance.num_tasks)))
+    while not search.done and (left > 0 if search.deterministic else search.left > 0):
+        left -= 1
+        if moves.step() and moves.cost < search.cost:
+            search.offer(moves.orders, "local moves", moves.pairs)
+    search.offer(moves.orders, "local moves", moves.pairs)
+
+
 def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
     """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
     for name, baseline in BASELINES.items():
         if baseline.automatic:
             continue  # the heuristic itself runs under the instance's own cap
-        fused = instance.with_fused_backward() if baseline.fused else instance
         try:
-            orders = baseline.orders(fused)
+            timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
+        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+            continue  # another model than the one to solve
         ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
 
@@ -369,10 +416,13 @@ def _job_time(instance: Instance, s: int, fused: bool) -> float:
 
 
 def _search_policies(search: _Search) -> None:
-    """Descent over policies, for a share of the time (all of what a big instance leaves)."""
+    """Descent over policies, for a share of the time (most of it where no other search follows)."""
     instance = search.instance
-    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
-    budget = max(1e-3, search.left * (0.3 if exact_follows else 0.9))  # the limit may pass right here
+    if search.time_limit >= COMPILE_FROM_SECONDS:
+        share = 0.15  # annealing follows
+    else:
+        share = 0.3 if instance.num_tasks <= CPSAT_MOST_TASKS else 0.9
+    budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
     patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
@@ -401,27 +451,50 @@ def _search_policies(search: _Search) -> None:
 
 
 def _search_orders(search: _Search) -> None:
-    """Annealing of the incumbent's orders, in machine code; the exact model has the rest of the time."""
+    """Annealing of the incumbent, in machine code on two threads; the exact model has the rest of the time.
+
+    First the F's and backwards with W's filled in by rule, then all orders as they are.
+    """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
+    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
+    began, budget = search.seconds, search.left * (0.6 if exact_follows else 0.95)
+    _anneal(search, BackboneSearch, "backbone search", began + 0.8 * budget, most_slack=25.0)
+    _anneal(search, OrderSearch, "order search", began + budget, most_slack=1.0)
+
+
+def _anneal(
+    search: _Search, kind: type[BackboneSearch | OrderSearch], who: str, until: float, *, most_slack: float
+) -> None:
+    """One cooling of two annealings side by side, the second at half the slack."""
     assert search.schedule is not None  # _construct always leaves one
-    mean_task = sum(timed.end - timed.start for timed in search.schedule) / search.instance.num_tasks
-    until = search.seconds + search.left * (0.4 if search.instance.num_tasks <= CPSAT_MOST_TASKS else 0.95)
-    annealing = OrderSearch(
-        search.instance, search.schedule.orders, search.objective, seed=search.seed, compiled=True
-    )
-    steps = 500
-    slack = mean_task
-    while not search.done and search.seconds < until:
-        began = search.seconds
-        cost = annealing.run(steps, slack, search.bound.value)
-        if cost < search.cost:
-            search.offer(annealing.orders(), "order search")
-        # Rounds of a second or two: long enough to cool down, short enough to stop on time.
-        pace = (search.seconds - began) / steps
-        affordable = round(max(0.0, until - search.seconds) / max(pace, 1e-7)) + 1
-        steps = max(100, min(round(1.5 / max(pace, 1e-7)), affordable))
-        slack = mean_task if slack < mean_task * 0.02 else slack * 0.5
+    instance, objective = search.instance, search.objective
+    start = canonical(instance, search.schedule.orders)
+    annealings = [
+        kind(instance, start, objective, seed=search.seed + 1_000 * number, compiled=True)
+        for number in range(2)
+    ]
+    mean_task = sum(timed.end - timed.start for timed in search.schedule) / instance.num_tasks
+    annealings[0].run(1, 0.0, search.bound.value)  # compiles
+    began = search.seconds
+    annealings[0].run(ROUND_TRIAL_STEPS, 0.0, search.bound.value)
+    pace = max(1e-7, (search.seconds - began) / ROUND_TRIAL_STEPS)
+    # High slack pays only where there are moves enough to come down from it.
+    moves_a_task = (until - search.seconds) / pace / instance.num_tasks
+    most_slack = min(most_slack, max(0.5, moves_a_task / 15)) * mean_task
+    began = search.seconds
+    with ThreadPoolExecutor(len(annealings)) as pool:
+        while not search.done and search.seconds < until:
+            warmth = (1.0 - (search.seconds - began) / (until - began)) ** 2
+            seconds = min(ROUND_SECONDS, until - search.seconds)
+            steps = max(20, round(seconds / pace))
+            rounds = [
+                pool.submit(annealing.run, steps, most_slack * warmth / (1 + number), search.bound.value)
+                for number, annealing in enumerate(annealings)
+            ]
+            for annealing, done in zip(annealings, rounds, strict=True):
+                if done.result() < search.cost:
+                    search.offer(annealing.orders(), who)
 
 
 def _run_cpsat(search: _Search) -> None:
@@ -509,8 +582,7 @@ SOLVERS: dict[str, tuple[Phase, ...]] = {
 
 
 def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
-    timed_on, orders = BASELINES[name].prepared(instance)
-    schedule = simulate_for(timed_on, orders, objective)
+    timed_on, schedule = BASELINES[name].schedule(instance, objective)
     for violation in check(timed_on, schedule):
         raise InfeasibleError(f"{name} does not fit: {violation.message}")
     return certify(timed_on, schedule, objective, name)

@@ -25,7 +25,7 @@ from zbsolve.plan import Plan
 
 SCHEMA = "zbsolve.trace/1"
 
-ComputeOp = Literal["F", "B", "W", "BW"]
+ComputeOp = Literal["F", "R", "B", "W", "BW"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]

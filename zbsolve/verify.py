@@ -16,6 +16,7 @@ from zbsolve.list_scheduler import serial_orders
 from zbsolve.plan import OPTIMAL_GAP, Plan
 from zbsolve.precedence import Lag
 from zbsolve.schedule import Violation
+from zbsolve.work_bounds import is_extended, options_of
 
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
 SECONDS_A_LAG = 60.0
@@ -91,6 +92,8 @@ def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], str | None]:
     lags: list[Lag] = []
     if not plan.bound_proof.lags:
         return (), None
+    if is_extended(plan.instance):
+        return (), f"bound_proof: lags are not proven for {options_of(plan.instance)[0]}"
     try:
         from zbsolve.formulations.cpsat_lags import prove_lag
     except ImportError:

@@ -107,6 +107,11 @@ def residual() -> Model:
     return Model([Residual() for _ in range(4)])
 
 
+def eight_blocks() -> Model:
+    """Enough for two chunks on each of four ranks."""
+    return Model([Residual() for _ in range(8)])
+
+
 def frozen_prefix() -> Model:
     """Four blocks, the first two frozen."""
     model = residual()

@@ -15,7 +15,7 @@ def test_a_small_run_of_every_kind() -> None:
 
 
 def test_misordered_by_hand() -> None:
-    """Only pairs predicted more than 1 % apart, of one part and p, whose measured order differs, are named."""
+    """Pairs more than 1 % apart as predicted, of one part and p, in another measured order, are named."""
 
     def row(name: str, predicted: float, measured: float, devices: int = 4) -> Prediction:
         return Prediction("emulated", devices, "linear", name, predicted, measured)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from zbsolve.errors import InputError
 from zbsolve.graph import F, Task
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, Placement
+from zbsolve.memory import NO_PAIRS, Pairs
+from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate
+from zbsolve.simulator import simulate_for
 
 DeviceOrders = tuple[tuple[Task, ...], ...]
 
@@ -19,31 +21,43 @@ class Baseline:
     """A hand-made schedule: from an instance to the exact order of tasks on each device.
 
     ``orders`` raises ``InputError`` with the rule that an instance does not meet. It does not look at the
-    memory cap: whether the result fits is for the caller to check. A schedule with ``fused`` backward is
-    timed on ``instance.with_fused_backward()``; an ``automatic`` one brings its own memory cap.
+    memory cap: whether the result fits is for the caller to check. A schedule is timed on ``adapt(instance)``
+    where it has one (GPipe with its backward fused, DualPipe with two replicas), which raises likewise; an
+    ``automatic`` one brings its own memory cap. ``placement`` is the one that it needs (None: any), which
+    :mod:`zbsolve.recut` can make of another. ``pairs`` says which of the orders' neighbours F and BW run
+    overlapped. Recomputation is no generator's business: R comes right before its backward.
     """
 
     name: str
     summary: str
     source: str
     orders: Callable[[Instance], DeviceOrders]
-    fused: bool = False
+    adapt: Callable[[Instance], Instance] | None = None
+    pairs: Callable[[Instance], Pairs] | None = None
+    placement: Placement | None = None
     automatic: bool = False
 
     def prepared(self, instance: Instance) -> tuple[Instance, DeviceOrders]:
         """The instance on which the schedule runs, and its orders there."""
-        timed_on = instance.with_fused_backward() if self.fused else instance
-        return timed_on, self.orders(timed_on)
+        timed_on = instance if self.adapt is None else self.adapt(instance)
+        return timed_on, unfold(timed_on, self.orders(fold(timed_on)))
 
-    def schedule(self, instance: Instance) -> tuple[Instance, Schedule]:
-        """The instance on which the schedule runs, and its times (earliest starts)."""
+    def schedule(self, instance: Instance, objective: str = "makespan") -> tuple[Instance, Schedule]:
+        """The instance on which the schedule runs, and its best times there for the objective."""
         timed_on, orders = self.prepared(instance)
-        return timed_on, simulate(timed_on, orders)
+        pairs = NO_PAIRS if self.pairs is None else self.pairs(timed_on)
+        return timed_on, simulate_for(timed_on, orders, objective, pairs)
+
+
+def fused(instance: Instance) -> Instance:
+    """Schedules of the years before the split run BW."""
+    return instance.with_fused_backward()
 
 
 def require_linear(instance: Instance, name: str) -> None:
-    """One stage per device, in model order."""
-    if [stage.device for stage in instance.stages] != list(range(instance.num_devices)):
+    """One stage per device, in model order, one replica."""
+    devices = [stage.device for stage in instance.stages]
+    if instance.replicas > 1 or devices != list(range(instance.num_devices)):
         raise InputError(f"{name} needs the linear placement: one stage per device, stage s on device s")
 
 
@@ -51,7 +65,7 @@ def chunks_in_loop(instance: Instance, name: str) -> int:
     """v of a loop placement (stage s on device s mod p)."""
     p = instance.num_devices
     v, rest = divmod(instance.num_stages, p)
-    if rest or [stage.device for stage in instance.stages] != list(range(p)) * v:
+    if rest or instance.replicas > 1 or [stage.device for stage in instance.stages] != list(range(p)) * v:
         raise InputError(f"{name} needs the loop placement: stage s on device s mod p, as many on each")
     return v
 
@@ -59,7 +73,8 @@ def chunks_in_loop(instance: Instance, name: str) -> int:
 def require_v(instance: Instance, name: str) -> None:
     """Two stages per device in a V: device d holds stages d and 2p - 1 - d."""
     p = instance.num_devices
-    if [stage.device for stage in instance.stages] != [*range(p), *reversed(range(p))]:
+    devices = [stage.device for stage in instance.stages]
+    if instance.replicas > 1 or devices != [*range(p), *reversed(range(p))]:
         raise InputError(f"{name} needs the V placement: device d of p holds stages d and 2p - 1 - d")
 
 

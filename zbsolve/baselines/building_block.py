@@ -134,10 +134,12 @@ V_HALF = Baseline(
     "building block in a V: (p + 2) / 2 M_B, rounded down",
     "arXiv 2405.15362, section 3",
     partial(orders_from, "v-half", v_half),
+    placement="v",
 )
 V_MIN = Baseline(
     "v-min",
     "building block in a V: (p + 4) / 3 M_B, rounded down",
     "arXiv 2405.15362, section 3",
     partial(orders_from, "v-min", v_min),
+    placement="v",
 )

@@ -7,11 +7,14 @@ Lamy-Poirier, arXiv 2211.05953).
 
 from __future__ import annotations
 
+from functools import partial
+
 from zbsolve.baselines.base import (
     Baseline,
     DeviceOrders,
     chunks_in_loop,
     forwards_of,
+    fused,
     one_forward_one_backward,
     require_linear,
 )
@@ -62,12 +65,34 @@ ONE_F_ONE_B = Baseline(
     "one forward, one backward: stage r holds p - r in flight",
     "arXiv 2006.09503",
     orders_1f1b,
-    fused=True,
+    adapt=fused,
+    placement="linear",
 )
 INTERLEAVED = Baseline(
     "interleaved",
-    "1F1B over v chunks per device in a loop, N = p",
+    "1F1B over v chunks per device in a loop, depth-first: N = p",
     "arXiv 2104.04473, section 2.2",
     orders_interleaved,
-    fused=True,
+    adapt=fused,
+    placement="loop",
 )
+BREADTH_FIRST = Baseline(
+    "breadth-first",
+    "the same with N = m: every micro-batch through a chunk before the next chunk",
+    "arXiv 2211.05953",
+    lambda instance: orders_interleaved(instance, instance.num_microbatches),
+    adapt=fused,
+    placement="loop",
+)
+
+
+def interleaved(group: int) -> Baseline:
+    """Interleaved 1F1B with N = ``group`` consecutive micro-batches per chunk."""
+    return Baseline(
+        f"interleaved:{group}",
+        f"1F1B over v chunks per device in a loop, N = {group}",
+        "arXiv 2104.04473, section 2.2, and arXiv 2211.05953",
+        partial(orders_interleaved, group=group),
+        adapt=fused,
+        placement="loop",
+    )

@@ -284,4 +284,5 @@ ZB_V = Baseline(
     "two chunks per device in a V: zero bubble in span at equal times, p M_B",
     "arXiv 2401.10241, section 6",
     orders_zb_v,
+    placement="v",
 )

@@ -40,7 +40,17 @@ def orders_h2(instance: Instance) -> DeviceOrders:
     return _orders(instance, [2 * (p - r) - 1 for r in range(p)], [2 * r for r in range(p)])
 
 
-ZB_H1 = Baseline("zb-h1", "W fills the cool-down, 1F1B's memory", "arXiv 2401.10241, section 2.1", orders_h1)
+ZB_H1 = Baseline(
+    "zb-h1",
+    "W fills the cool-down, 1F1B's memory",
+    "arXiv 2401.10241, section 2.1",
+    orders_h1,
+    placement="linear",
+)
 ZB_H2 = Baseline(
-    "zb-h2", "more warm-up: zero bubble in span, 2p - 1 in flight", "arXiv 2401.10241, section 2.2", orders_h2
+    "zb-h2",
+    "more warm-up: zero bubble in span, 2p - 1 in flight",
+    "arXiv 2401.10241, section 2.2",
+    orders_h2,
+    placement="linear",
 )

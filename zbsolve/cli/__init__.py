@@ -12,7 +12,17 @@ import sys
 from io import TextIOWrapper
 
 # Importing a module registers its commands; this order is that of the help page.
-from zbsolve.cli import benching, exchanging, linking, measuring, partitioning, planning, running, showing  # noqa: F401
+from zbsolve.cli import (  # noqa: F401
+    benching,
+    cataloguing,
+    exchanging,
+    linking,
+    measuring,
+    partitioning,
+    planning,
+    running,
+    showing,
+)
 from zbsolve.cli.base import app
 
 

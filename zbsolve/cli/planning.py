@@ -151,9 +151,14 @@ def certificate_of(plan: Plan) -> dict[str, Any]:
 
 
 def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
-    from zbsolve.report.text import comparison_table
+    from zbsolve.report.comparison import SHORT
+    from zbsolve.report.text import comparison_memory_table, comparison_table
 
-    make_console().print(comparison_table(table, plan))
+    console = make_console()
+    console.print(comparison_table(table, plan))
+    console.print(comparison_memory_table(table, plan))
+    for change in dict.fromkeys(row.runs_on for row in table.rows if row.runs_on):
+        typer.echo(f"({SHORT[change]}) {change}: the same model cut anew for this schedule")
     typer.echo(
         f"{plan.objective} {plan.cost:.6g} {plan.instance.time_unit}: {plan.status}, gap {plan.gap:.3%} "
         f"({plan.bound_proof.method})"
@@ -161,7 +166,8 @@ def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
     if table.one_f_one_b:
         typer.echo(table.one_f_one_b)
     solved = table.rows[-1]
-    fitting = [row for row in table.rows[:-1] if row.fits_cap]
+    fitting = [row for row in table.rows[:-1] if row.fits_cap and not row.runs_on]
+    elsewhere = [row for row in table.rows[:-1] if row.fits_cap and row.runs_on]
     if fitting:
         best = min(fitting, key=lambda row: getattr(row, plan.objective))
         gain = 1 - plan.cost / getattr(best, plan.objective) if plan.cost else 0.0
@@ -170,6 +176,14 @@ def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
         typer.echo(f"{solved.name} over the best baseline that fits ({best.name}): {gain_text(gain)}")
     else:
         typer.echo("no baseline fits the cap")
+    if elsewhere:
+        best = min(elsewhere, key=lambda row: getattr(row, plan.objective))
+        cost = getattr(best, plan.objective)
+        if cost < plan.cost:
+            typer.echo(
+                f"with {best.runs_on}, {best.name} takes {cost:.6g} {plan.instance.time_unit}, "
+                f"{1 - cost / plan.cost:.1%} less than this plan"
+            )
     for name, rule in table.not_applicable:
         typer.echo(f"not applicable: {name}: {rule}")
 

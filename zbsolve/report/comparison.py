@@ -1,7 +1,9 @@
-"""The solved plan beside every hand-made schedule on the same instance: figures, no formatting.
+"""The solved plan beside every hand-made schedule on the same model and devices: figures, no formatting.
 
 A baseline that runs a fused backward is timed with BW = ``t_bw``, or ``t_b + t_w`` where the instance gives
-none. A baseline over the memory cap is still listed, marked as not fitting.
+none. A schedule of another placement runs on the instance cut anew (:mod:`zbsolve.recut`), one of two
+replicas on the doubled one; its row says so. A baseline over the memory cap is still listed, marked as not
+fitting.
 """
 
 from __future__ import annotations
@@ -11,13 +13,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zbsolve.baselines import BASELINES
-from zbsolve.errors import ZbsolveError
+from zbsolve.errors import InputError, ZbsolveError
 from zbsolve.instance import Instance
-from zbsolve.memory import peak_memory
-from zbsolve.plan import Plan
+from zbsolve.memory import Breakdown, peak_breakdown, peak_memory
+from zbsolve.plan import Plan, peaks_of
+from zbsolve.recut import recut
 from zbsolve.report.timeline import bubble_rate
 from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate_for
+
+# What may be changed to run a schedule, and a word for it.
+SHORT = {
+    "one chunk per device in a line": "line",
+    "two chunks per device in a loop": "loop",
+    "two chunks per device in a V": "V",
+    "two replicas": "2 replicas",
+    "recomputation, stage inputs not counted": "recomputed",
+    "recomputation": "recomputed",
+}
 
 # Less than this share of the step is rounding, not a gain.
 NO_GAIN = 5e-5
@@ -25,21 +37,55 @@ NO_GAIN = 5e-5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One schedule on one instance. ``gain`` is over 1F1B, as a share of 1F1B's step (None without 1F1B)."""
+    """One schedule on one model and its devices.
+
+    Attributes
+    ----------
+    bubble_rate_makespan, bubble_rate_span : float
+        1 - work / cost.
+    r_bubble_makespan, r_bubble_span : float
+        t_bubble / t_ideal, the other convention: cost / work - 1.
+    peak_memory : float
+        Highest over the devices; ``peaks`` has each device's, broken down.
+    hops : int
+        Boundaries between devices that a micro-batch crosses on its way through the model.
+    parameters : int
+        How often the parameters are held.
+    gain : float, optional
+        Over 1F1B, as a share of 1F1B's step (None without 1F1B).
+    runs_on : str
+        "" on the instance as it is; else what was changed to run this schedule.
+    """
 
     name: str
     makespan: float
     span: float
     bubble_rate_makespan: float
     bubble_rate_span: float
+    r_bubble_makespan: float
+    r_bubble_span: float
     peak_memory: float
+    peaks: tuple[Breakdown, ...]
+    hops: int
+    parameters: int
     fits_cap: bool
     gain: float | None
+    runs_on: str = ""
 
     @property
     def gain_text(self) -> str:
         """The gain in words."""
         return gain_text(self.gain)
+
+    @property
+    def label(self) -> str:
+        """The name, with a word on what was changed to run it."""
+        return self.name + (f" ({SHORT[self.runs_on]})" if self.runs_on else "")
+
+    @property
+    def fullest(self) -> tuple[int, Breakdown]:
+        """The device with the highest peak, and what it holds then."""
+        return max(enumerate(self.peaks), key=lambda item: (sum(item[1]), -item[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +100,7 @@ class ComparisonTable:
         """JSON data."""
         return {
             "schema": "zbsolve.comparison/1",
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [{**asdict(row), "peaks": [each._asdict() for each in row.peaks]} for row in self.rows],
             "not_applicable": [{"name": name, "rule": rule} for name, rule in self.not_applicable],
         }
 
@@ -68,35 +114,67 @@ def gain_text(gain: float | None) -> str:
     return f"{gain:.1%} of the step" if gain > 0 else f"{-gain:.1%} slower"
 
 
-def make_row(name: str, plan: Plan, timed_on: Instance, schedule: Schedule, reference: float | None) -> Row:
+def make_row(
+    name: str, plan: Plan, timed_on: Instance, schedule: Schedule, reference: float | None, runs_on: str = ""
+) -> Row:
     """Figures of one schedule beside a plan; ``reference`` is 1F1B's cost under the plan's objective.
 
     Memory is judged by the cap of the plan's instance: some baselines are built under a cap of their own.
     """
-    peaks = [peak_memory(timed_on, device, order) for device, order in enumerate(schedule.orders)]
+    peaks = peaks_of(timed_on, schedule)
     cost = schedule.cost(plan.objective)
+    rates = [bubble_rate(schedule, cost) for cost in (schedule.makespan, schedule.span)]
     return Row(
         name=name,
         makespan=schedule.makespan,
         span=schedule.span,
-        bubble_rate_makespan=bubble_rate(schedule, schedule.makespan),
-        bubble_rate_span=bubble_rate(schedule, schedule.span),
+        bubble_rate_makespan=rates[0],
+        bubble_rate_span=rates[1],
+        r_bubble_makespan=rates[0] / (1 - rates[0]) if rates[0] < 1 else math.inf,
+        r_bubble_span=rates[1] / (1 - rates[1]) if rates[1] < 1 else math.inf,
         peak_memory=max(peaks),
+        peaks=tuple(
+            peak_breakdown(timed_on, device, order, schedule.pairs)
+            for device, order in enumerate(schedule.orders)
+        ),
+        hops=sum(timed_on.crosses(boundary) for boundary in range(timed_on.chain - 1)),
+        parameters=timed_on.replicas,
         fits_cap=all(plan.instance.fits(device, peak) for device, peak in enumerate(peaks)),
         gain=None if not reference else (reference - cost) / reference,
+        runs_on=runs_on,
     )
 
 
-def baseline_schedule(instance: Instance, name: str, objective: str) -> tuple[Instance, Schedule]:
-    """A baseline's orders at their best times for the objective, and the instance that they run on."""
-    timed_on, orders = BASELINES[name].prepared(instance)
-    return timed_on, simulate_for(timed_on, orders, objective)
+def scheduled(name: str, instance: Instance, objective: str) -> tuple[Instance, Schedule, str]:
+    """A baseline on an instance, else on the same model cut anew for it; and what was changed.
+
+    Raises
+    ------
+    InputError
+        With the rule that neither meets.
+    """
+    try:
+        return *BASELINES[name].schedule(instance, objective), ""
+    except InputError as error:
+        rule = error
+    placement = BASELINES[name].placement
+    if placement is None:
+        raise rule
+    try:
+        cut = recut(instance, placement)
+    except InputError:
+        raise rule from None
+    if [stage.device for stage in cut.stages] == [stage.device for stage in instance.stages]:
+        raise rule
+    chunks = "one chunk" if placement == "linear" else "two chunks"
+    where = {"linear": "in a line", "loop": "in a loop", "v": "in a V"}[placement]
+    return *BASELINES[name].schedule(cut, objective), f"{chunks} per device {where}"
 
 
 def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, str]:
     """Cost of 1F1B on the instance, or None and the reason: it does not apply, or not under the cap."""
     try:
-        timed_on, schedule = baseline_schedule(instance, "1f1b", objective)
+        timed_on, schedule = BASELINES["1f1b"].schedule(instance, objective)
     except ZbsolveError as error:
         return None, f"1F1B does not apply: {error}"
     for device, order in enumerate(schedule.orders):
@@ -109,19 +187,37 @@ def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, 
     return schedule.cost(objective), ""
 
 
+def _reference(instance: Instance, objective: str) -> tuple[float | None, str]:
+    """1F1B's cost at equal devices: on the instance, or on it cut anew; or None and the reason."""
+    cost, reason = one_f_one_b_cost(instance, objective)
+    if cost is None and reason.startswith("1F1B does not apply"):
+        try:
+            timed_on, schedule, runs_on = scheduled("1f1b", instance, objective)
+        except InputError:
+            return None, reason
+        if all(instance.fits(d, peak) for d, peak in enumerate(peaks_of(timed_on, schedule))):
+            return schedule.cost(objective), f"gains are over 1F1B with {runs_on}"
+    return cost, reason
+
+
 def compare_with_baselines(plan: Plan) -> ComparisonTable:
-    """Every applicable baseline, then the plan itself, on the plan's instance."""
+    """Every applicable baseline, then the plan itself, on the plan's model and devices."""
     instance, objective = plan.instance, plan.objective
-    reference, reason = one_f_one_b_cost(instance, objective)
+    reference, reason = _reference(instance, objective)
     rows = []
     not_applicable = []
     for name in BASELINES:
         try:
-            timed_on, schedule = baseline_schedule(instance, name, objective)
+            timed_on, schedule, runs_on = scheduled(name, instance, objective)
         except ZbsolveError as error:
             not_applicable.append((name, str(error)))
             continue
-        rows.append(make_row(name, plan, timed_on, schedule, reference))
+        if timed_on.replicas > instance.replicas:
+            runs_on = "two replicas"
+        if timed_on.recomputes and not instance.recomputes:
+            kept = any(stage.mem_r for stage in timed_on.stages)
+            runs_on = "recomputation" if kept else "recomputation, stage inputs not counted"
+        rows.append(make_row(name, plan, timed_on, schedule, reference, runs_on))
     rows.append(make_row(f"zbsolve ({plan.solver.name})", plan, instance, plan.schedule(), reference))
     return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
 

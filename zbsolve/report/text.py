@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.partition import imbalance, stage_loads
 from zbsolve.plan import Plan
@@ -24,9 +24,11 @@ from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Comparison, Trace
 
 if TYPE_CHECKING:
+    from zbsolve.catalogue import Entry
     from zbsolve.demo import DemoRow
+    from zbsolve.estimate import Estimate
 
-FILL: dict[TaskKind, str] = {F: "f", B: "b", W: "w", BW: "#"}
+FILL: dict[TaskKind, str] = {F: "f", R: "r", B: "b", W: "w", BW: "#"}
 IDLE = "."
 
 
@@ -182,7 +184,7 @@ def comparison_table(table: ComparisonTable, plan: Plan) -> Table:
         column.justify = "right"
     for row in table.rows:
         shown.add_row(
-            escape(row.name),
+            escape(row.label),
             time_text(row.makespan),
             time_text(row.span),
             f"{row.bubble_rate_makespan:.2%}",
@@ -191,6 +193,81 @@ def comparison_table(table: ComparisonTable, plan: Plan) -> Table:
             "yes" if row.fits_cap else "no",
             row.gain_text,
         )
+    return shown
+
+
+def comparison_memory_table(table: ComparisonTable, plan: Plan) -> Table:
+    """What the fullest device of each schedule holds at its peak, and what else a schedule costs."""
+    shown = Table(
+        "schedule",
+        "fullest device",
+        f"static ({escape(plan.instance.memory_unit)})",
+        "activations",
+        "pending W",
+        "transient",
+        "parameters",
+        "hops",
+        "t_bubble / t_ideal by makespan",
+        "by span",
+    )
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        device, peak = row.fullest
+        shown.add_row(
+            escape(row.label),
+            str(device),
+            *map(time_text, peak),
+            f"{row.parameters}x",
+            str(row.hops),
+            f"{row.r_bubble_makespan:.2%}",
+            f"{row.r_bubble_span:.2%}",
+        )
+    return shown
+
+
+def catalogue_table(rows: Sequence[Entry]) -> Table:
+    """The verified catalogue."""
+    shown = Table("schedule", "bubble; peak", "formula = simulation", "example", "plan", "solver")
+    for row in rows:
+        bubble, peak, hops = row.example
+        shown.add_row(
+            row.name,
+            f"{row.formula} ({row.cost_name}; {row.where})",
+            f"{row.agreeing} of {row.cells}",
+            f"bubble {bubble:g}, peak {peak:g}, {hops} hops",
+            "valid" if row.violations == 0 else f"{row.violations} violations",
+            f"{time_text(row.solved)} against {time_text(row.cost)} ({row.status})",
+        )
+    return shown
+
+
+def estimate_table(result: Estimate) -> Table:
+    """Stages of an estimated instance, and what each device holds whatever the schedule."""
+    instance = result.instance
+    shown = Table(
+        "stage", "device", "holds", "T_F (ms)", "T_B", "T_W", "M_B (MiB)", "M_W", "static of device"
+    )
+    for index, stage in enumerate(instance.stages):
+        shown.add_row(
+            str(index),
+            str(stage.device),
+            escape(stage.name or ""),
+            *map(time_text, (stage.t_f, stage.t_b, stage.t_w, stage.mem_b, stage.mem_w)),
+            time_text(instance.static(stage.device)),
+        )
+    return shown
+
+
+def steps_table(rows: Sequence[tuple[str, float, float]], steps: int, unit: str) -> Table:
+    """(way of ending a step, time of ``steps`` steps, steady time of one)."""
+    shown = Table("between steps", f"{steps} steps ({escape(unit)})", "one step in the long run", "saved")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    reference = rows[0][2]
+    for name, total, period in rows:
+        saved = 1 - period / reference if reference else 0.0
+        shown.add_row(name, time_text(total), time_text(period), f"{saved:.1%}")
     return shown
 
 

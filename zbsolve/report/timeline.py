@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance, make_instance
 from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Step, Trace, recalibrate
 
 # Okabe and Ito's palette: told apart with every common colour blindness, and black text reads on each.
-COLOURS: dict[TaskKind, str] = {F: "#56B4E9", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
+COLOURS: dict[TaskKind, str] = {F: "#56B4E9", R: "#9AD0F0", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
 
 MEANINGS: dict[TaskKind, str] = {
     F: "forward",
+    R: "recomputation",
     B: "backward for input",
     W: "backward for weights",
     BW: "fused backward",
@@ -89,8 +90,9 @@ def label(instance: Instance, task: Task) -> str:
 
 
 def busy_time(schedule: Schedule) -> float:
-    """Sum of the lengths of all tasks on all devices."""
-    return sum(timed.end - timed.start for timed in schedule)
+    """Time that devices spend on tasks, summed over devices; an F&B pair counts once."""
+    seconds = {backward for _, backward in schedule.pairs}
+    return sum(timed.end - timed.start for timed in schedule if timed.task not in seconds)
 
 
 def bubble_rate(schedule: Schedule, cost: float) -> float:

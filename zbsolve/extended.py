@@ -1,0 +1,135 @@
+"""Searching what the exact models do not know: recomputation, F&B pairs, several replicas.
+
+The search takes every schedule of the catalogue that fits, the ordinary solver's plan of the instance without
+these options (R right before its backward, nothing paired), and then improves the best by local moves:
+neighbours change places, an F and a BW next to each other become a pair or stop being one. Link contention
+needs none of this: its instances go the ordinary way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from zbsolve.baselines import BASELINES
+from zbsolve.errors import InputError
+from zbsolve.graph import BW, F, Task
+from zbsolve.instance import Instance
+from zbsolve.memory import NO_PAIRS, Pairs, peak_memory
+from zbsolve.recompute import fold
+from zbsolve.simulator import CycleError, simulate
+
+Orders = tuple[tuple[Task, ...], ...]
+
+
+def candidates(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
+    """Every schedule of the catalogue on this very model: with its own pairs, and with all it allows."""
+    for name, baseline in BASELINES.items():
+        try:
+            timed_on, orders = baseline.prepared(instance)
+        except InputError:
+            continue
+        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+            continue
+        if any(t.kind is BW and instance.stages[t.stage].t_bw is None for order in orders for t in order):
+            continue  # it needs a fused backward that this instance does not have
+        yield name, orders, NO_PAIRS if baseline.pairs is None else baseline.pairs(timed_on)
+        if instance.has_pairs:
+            yield f"{name}, paired", orders, neighbours(instance, orders)
+
+
+def without_options(instance: Instance) -> Instance:
+    """The instance for the ordinary solver: R folded into its backward, no pairs (one replica)."""
+    plain = fold(instance)
+    return plain.with_changes(stages=[stage.model_copy(update={"t_fb": None}) for stage in plain.stages])
+
+
+def neighbours(instance: Instance, orders: Orders) -> Pairs:
+    """Every F with the BW right after it that may run as a pair, saves time, and deadlocks nothing."""
+    found = set()
+    for order in orders:
+        place = 0
+        while place + 1 < len(order):
+            if _may_pair(instance, order[place], order[place + 1]):
+                found.add((order[place], order[place + 1]))
+                place += 1
+            place += 1
+    while True:
+        try:
+            simulate(instance, orders, found)
+        except CycleError as error:
+            # The orders run without pairs, so each circle goes through one.
+            fewer = {pair for pair in found if not {*pair} & {*error.cycle}}
+            found = fewer if len(fewer) < len(found) else set()
+        else:
+            return frozenset(found)
+
+
+def _may_pair(instance: Instance, first: Task, second: Task) -> bool:
+    if first.kind is not F or second.kind is not BW:
+        return False
+    if (first.stage, first.microbatch) == (second.stage, second.microbatch):
+        return False
+    together = instance.pair_duration(first.stage, second.stage)
+    if together is None:
+        return False
+    return together < instance.stages[first.stage].t_f + (instance.stages[second.stage].t_bw or 0.0)
+
+
+class LocalMoves:
+    """Stochastic descent over orders and pairs; sideways steps allowed. Every step simulates anew."""
+
+    def __init__(self, instance: Instance, orders: Orders, pairs: Pairs, objective: str, seed: int) -> None:
+        self.instance, self.objective = instance, objective
+        self.random = np.random.default_rng(seed)
+        self.orders, self.pairs = orders, pairs
+        self.value = self._evaluate(orders, pairs)
+
+    @property
+    def cost(self) -> float:
+        """Objective at earliest starts."""
+        return self.value[0]
+
+    def _evaluate(self, orders: Orders, pairs: Pairs) -> tuple[float, float]:
+        try:
+            schedule = simulate(self.instance, orders, pairs)
+        except CycleError:
+            return math.inf, math.inf
+        return schedule.cost(self.objective), sum(program[-1].end for program in schedule.devices if program)
+
+    def _fits(self, device: int, order: tuple[Task, ...], pairs: Pairs) -> bool:
+        return self.instance.fits(device, peak_memory(self.instance, device, order, pairs))
+
+    def step(self) -> bool:
+        """Try one move; whether the objective improved."""
+        device = int(self.random.integers(len(self.orders)))
+        order = list(self.orders[device])
+        if len(order) < 2:
+            return False
+        place = int(self.random.integers(len(order) - 1))
+        a, b = order[place], order[place + 1]
+        pairs = self.pairs
+        if _may_pair(self.instance, a, b) and self.random.random() < 0.5:
+            pairs = pairs ^ {(a, b)}
+            if any(len({pair, (a, b)}) == 2 and {*pair} & {a, b} for pair in pairs):
+                pairs = frozenset(pair for pair in pairs if pair == (a, b) or not {*pair} & {a, b})
+        else:
+            order[place], order[place + 1] = b, a
+            pairs = frozenset(pair for pair in pairs if not {*pair} & {a, b})
+            for first, second in ((place - 1, place), (place, place + 1), (place + 1, place + 2)):
+                if first >= 0 and second < len(order) and self.random.random() < 0.5:
+                    new = order[first], order[second]
+                    free = not any({*pair} & {*new} for pair in pairs)
+                    if free and _may_pair(self.instance, *new):
+                        pairs = pairs | {new}
+        changed = tuple(order)
+        if not self._fits(device, changed, pairs):
+            return False
+        orders = (*self.orders[:device], changed, *self.orders[device + 1 :])
+        value = self._evaluate(orders, pairs)
+        improved = value[0] < self.value[0]
+        if value <= self.value:
+            self.orders, self.pairs, self.value = orders, pairs, value
+        return improved
