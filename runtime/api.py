@@ -113,12 +113,6 @@ def train(plan: Plan, options: RunOptions, progress: Progress | None = None) -> 
     """
     options.check()
     time_unit(plan.instance)
-    for used, option in (
-        (plan.instance.recomputes, "recomputation (t_r)"),
-        (plan.instance.replicas > 1, "several replicas"),
-    ):
-        if used:
-            raise InputError(f"the runtime does not execute {option}: give a plan of an instance without")
     violations = check_plan(plan)
     if violations:
         raise InfeasibleError(f"the plan is not valid, nothing was started: {violations[0]}")

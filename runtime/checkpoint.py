@@ -32,7 +32,7 @@ def _layers(stages: Mapping[int, SplitStage], split: Sequence[int]) -> Iterator[
     ranges = stage_ranges(split)
     for s, stage in stages.items():
         assert isinstance(stage.module, StageLayers)
-        for number, layer in zip(ranges[s], stage.module.layers, strict=True):
+        for number, layer in zip(ranges[s % len(split)], stage.module.layers, strict=True):
             yield s, number, layer
 
 

@@ -1,6 +1,7 @@
 """Executes one device's program, action by action, and records what each op took.
 
-The program is the plan's: nothing is reordered, added or left out. What a stage computes is behind
+The program is the plan's: nothing is reordered, added or left out. The two halves of an F&B pair run one
+after the other and are recorded as one interval. What a stage computes is behind
 :class:`StageSet`, so real layers and emulated ones run through the same loop.
 
 Times come from ``time.perf_counter``, which on Linux is one clock for all processes of a host. On several
@@ -14,16 +15,19 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from zbsolve.graph import Task, TaskKind
 from zbsolve.instance import Instance
+from zbsolve.memory import Pairs
 from zbsolve.plan import Program
 from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
+from zbsolve.schedule import Schedule, TimedTask
 
 # (stage, micro-batch)
 Fused = Set[tuple[int, int]]
@@ -32,7 +36,7 @@ Fused = Set[tuple[int, int]]
 class StageSet(Protocol):
     """The stages that a device holds."""
 
-    def begin(self, step: int, fused: Fused) -> None:
+    def begin(self, step: int, fused: Fused, pairs: Pairs) -> None:
         """Get ready for a step (not timed) in which ``fused`` have BW where the others have B and W."""
         ...
 
@@ -116,7 +120,7 @@ class _Compute:
     ``source`` is the message it consumes, from this device when ``local``. ``answers`` is the number of our
     own forward message whose consumer must have run when ``source`` is there. ``hands`` is the key under
     which its result waits for the next op, here when ``hands_local``, else for its send. ``completes``: no
-    gradient of its stage's weights comes after it.
+    gradient of its stage's weights comes after it. ``paired``: it is half of an F&B pair.
     """
 
     op: str
@@ -130,6 +134,7 @@ class _Compute:
     hands: Key | None
     hands_local: bool
     completes: bool
+    paired: bool
 
     @property
     def receives(self) -> bool:
@@ -151,6 +156,8 @@ class _Transfer:
 def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]:
     """The program with each action's neighbours looked up once, not in every step."""
     device_of = [stage.device for stage in instance.stages]
+    pairs = pairs_of(program)
+    paired = {task for pair in pairs for task in pair}
     sent = {(a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")}
     last_of = {a.stage: a for a in program.actions if a.op in ("W", "BW")}
     compiled: list[_Compute | _Transfer] = []
@@ -165,24 +172,58 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
             continue
         source = hands = None
         local = hands_local = False
-        if op != "W":
+        if op not in ("W", "R"):
             direction, forward = ("F", 1) if op == "F" else ("B", -1)
             before, after = stage - forward, stage + forward
-            if 0 <= before < len(device_of):
+            ends = instance.is_first(stage), instance.is_last(stage)
+            if not ends[op != "F"]:
                 source = (direction, stage, microbatch)
                 local = device_of[before] == program.device
-            if 0 <= after < len(device_of):
+            if not ends[op == "F"]:
                 hands_local = device_of[after] == program.device
                 hands = (direction, after if hands_local else stage, microbatch)
         answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
         waiting = encode(op, stage, microbatch, waiting=True)
         completes = action is last_of[stage]
+        half = Task(TaskKind(op), stage, microbatch) in paired
         compiled.append(
             _Compute(
-                op, stage, microbatch, waiting, running, source, local, answers, hands, hands_local, completes
+                op,
+                stage,
+                microbatch,
+                waiting,
+                running,
+                source,
+                local,
+                answers,
+                hands,
+                hands_local,
+                completes,
+                half,
             )
         )
     return compiled
+
+
+def pairs_of(program: Program) -> Pairs:
+    """The F&B pairs of a program."""
+    timed = (
+        TimedTask(Task(TaskKind(a.op), a.stage, a.microbatch), a.start, a.end)
+        for a in program.actions
+        if a.is_compute
+    )
+    return Schedule((tuple(timed),)).pairs
+
+
+def _joined(records: list[OpRecord], paired: Sequence[bool]) -> list[OpRecord]:
+    """Both halves of each F&B pair from the start of its F to the end of its BW: they are one op together."""
+    joined = list(records)
+    for place, half in enumerate(paired):
+        if half and records[place].op == "F":
+            first, second = records[place], records[place + 1]
+            joined[place] = replace(first, end=second.end)
+            joined[place + 1] = replace(second, start=first.start, wait=0.0)
+    return joined
 
 
 class Executor:
@@ -203,11 +244,12 @@ class Executor:
         self.status = status
         self.clock: Clock = CudaClock() if transport.device.type == "cuda" else Clock()
         self._actions = _compile(instance, program)
+        self._pairs = pairs_of(program)
         self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
 
     def step(self, number: int, *, together: bool = True) -> list[OpRecord]:
         """Run all actions of one step, between two barriers unless not ``together``."""
-        self.stages.begin(number, self._fused)
+        self.stages.begin(number, self._fused, self._pairs)
         # A collection in the middle of an op would be charged to it. Young objects hold what the last step
         # left behind; the old ones (torch itself has half a million) are Python's business, between steps.
         gc.collect(1)
@@ -231,7 +273,7 @@ class Executor:
             begun = seconds(start)
             wait = begun - seconds(waited_from) if action.receives else 0.0
             records.append(OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait))
-        return records
+        return _joined(records, [action.paired for action, _ in marks])
 
     def _run(self, number: int) -> list[tuple[_Compute, list[object]]]:
         """All actions of a step; each op with the marks of its wait, start and end."""

@@ -85,7 +85,15 @@ def merge(
     first = parts[: instance.num_devices]  # the trace is the first pipeline's
     unit = time_unit(instance)
     one_host = len({part["host"] for part in first}) == 1
-    steps = [_merge_step([part["steps"][k] for part in first], unit, one_host) for k in range(options.steps)]
+    steps = [
+        _merge_step(
+            [part["steps"][k] for part in first],
+            unit,
+            one_host,
+            [part["steps"][k]["loss"] for part in parts if part["steps"][k]["loss"] is not None],
+        )
+        for k in range(options.steps)
+    ]
     held_f: dict[int, int] = {}
     held_b: dict[int, int] = {}
     peak = None
@@ -123,8 +131,8 @@ def merge(
     )
 
 
-def _merge_step(steps: list[dict[str, Any]], unit: float, one_host: bool) -> Step:
-    """One step of all ranks on one clock, its zero at the first op of any."""
+def _merge_step(steps: list[dict[str, Any]], unit: float, one_host: bool, losses: list[float]) -> Step:
+    """One step of all ranks on one clock, its zero at the first op of any; the loss is the ranks' sum."""
     origins = [0.0 if one_host else step["zero"] for step in steps]
     records = [(rank, OpRecord(**op)) for rank, step in enumerate(steps) for op in step["ops"]]
     zero = min((record.start - origins[rank] for rank, record in records), default=0.0)
@@ -140,8 +148,9 @@ def _merge_step(steps: list[dict[str, Any]], unit: float, one_host: bool) -> Ste
         )
         for rank, record in records
     )
-    losses = [step["loss"] for step in steps if step["loss"] is not None and math.isfinite(step["loss"])]
-    return Step(events=events, makespan=step_makespan(events), loss=losses[0] if losses else None)
+    loss = sum(losses) if losses else None
+    finite = loss is not None and math.isfinite(loss)
+    return Step(events=events, makespan=step_makespan(events), loss=loss if finite else None)
 
 
 def _gradient_check(found: list[dict[str, Any] | None]) -> GradientCheck | None:

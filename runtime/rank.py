@@ -30,6 +30,7 @@ from zbsolve.runtime.faults import FaultAt, SlowTransport
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
+from zbsolve.runtime.split_backward import unique
 from zbsolve.runtime.stages import RealStages, check_model
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Transport, join
@@ -84,9 +85,11 @@ class Rank:
                 f"the plan has {instance.num_devices} devices and {self.size} ranks were started: "
                 f"start one rank a device{pipelines}"
             )
+        if options.data_parallel > 1 and instance.replicas > 1:
+            raise InputError("the plan is bidirectional already: leave data_parallel at 1")
         join(self.store, self.rank, self.size, self.backend, options.timeout, self.device)
         self.replica, self.index = divmod(self.rank, self.num_devices)
-        self._make_groups()
+        self._make_groups(instance)
         stages = self._stages(instance)
         transport = (
             SlowTransport(self.device, self.pipeline, options.link_delay)
@@ -122,8 +125,8 @@ class Rank:
                     "give every rank the same plan file"
                 )
 
-    def _make_groups(self) -> None:
-        """The ranks of this pipeline (for messages, and for control), and those of this device."""
+    def _make_groups(self, instance: Instance) -> None:
+        """Ranks of this pipeline (for messages, and for control), of this device, and of stages' twins."""
         p, count = self.num_devices, self.options.data_parallel
         self.pipeline = self.siblings = None
         for r in range(count):
@@ -132,6 +135,14 @@ class Rank:
             control = dist.new_group(ranks, backend="gloo")
             if r == self.replica:
                 self.pipeline, self.control = group, control
+        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        for stage in range(instance.chain) if instance.replicas > 1 else ():
+            homes = sorted(
+                {instance.stages[stage + r * instance.chain].device for r in range(instance.replicas)}
+            )
+            group = dist.new_group(homes) if len(homes) > 1 else None
+            if self.index in homes:
+                self.twins[stage] = group
         for d in range(p) if count > 1 else ():
             group = dist.new_group([r * p + d for r in range(count)])
             if d == self.index:
@@ -141,8 +152,8 @@ class Rank:
         layers = len(model.layers)
         chosen = self.options.layers_per_stage or models.recorded_split(instance)
         if chosen is None:
-            chosen = even_split(layers, instance.num_stages)
-        return models.check_split(chosen, layers, instance.num_stages)
+            chosen = even_split(layers, instance.chain)
+        return models.check_split(chosen, layers, instance.chain)
 
     def _stages(self, instance: Instance) -> RealStages | EmulatedStages:
         options = self.options
@@ -165,6 +176,7 @@ class Rank:
             siblings=self.siblings,
             autocast=_AUTOCAST[options.precision],
         )
+        stages.twins = self.twins
         if options.load is not None:
             checkpoint.load(Path(options.load), stages.stages, self._layers)
         # Each pipeline agrees by itself.
@@ -181,6 +193,9 @@ class Rank:
             float16=options.precision == "float16",
             group=self.control,
             buffers=[b for stage in stages.stages.values() for b in stage.module.buffers()],
+            counted=unique(
+                p for s, stage in stages.stages.items() if s < instance.chain for p in stage.parameters
+            ),
         )
         if options.load is not None and self.updater.optimizer is not None:
             checkpoint.load_optimizer(Path(options.load), stages.stages, self._layers, self.updater.optimizer)
@@ -238,7 +253,7 @@ class Rank:
             return executor.step(number), None
         assert self.updater is not None
         stages.scale = self.updater.scale.value
-        stages.reduces = stages.siblings is not None and self._is_update(number)
+        stages.reduces = self._is_update(number)
         ahead = self.options.update == "post-validation"
         records = executor.step(number, together=not ahead)
         if ahead and not self.updater.verify():
@@ -264,10 +279,10 @@ class Rank:
 
     def _check(self, plan: Plan, stages: RealStages) -> Difference:
         self.status.set("check", 0, -1, -1)
-        m = plan.instance.num_microbatches
-        replicas = range(self.options.data_parallel)
+        m, chain = plan.instance.num_microbatches, plan.instance.chain
+        copies = range(self.options.data_parallel * plan.instance.replicas)
         orders = {
-            stage: [r * m + j for r in replicas for j in order]
+            stage % chain: [r * m + j for r in copies for j in order]
             for stage, order in weight_orders(plan.programs[self.index]).items()
         }
         model = models.load_model(self.options.model, self.options.seed)
@@ -284,7 +299,7 @@ class Rank:
             autocast=stages.autocast,
             scale=stages.scale,
         )
-        return compare_gradients(stages, reference)
+        return compare_gradients(stages, {s: reference[s % chain] for s in stages.stages})
 
     def _gather(self, number: int, plan: Plan, part: dict[str, Any]) -> list[Outcome]:
         self.store.set(f"part/{number}/{self.rank}", json.dumps(part))

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -56,6 +57,7 @@ class _Pass:
     recorded: list[tuple[Start, tuple[torch.Tensor | None, ...]]] = field(default_factory=list)
     again: list[tuple[GradientEdge, torch.Tensor, tuple[int, ...]]] = field(default_factory=list)
     b_done: bool = False
+    rerun: Callable[[], Any] | None = None  # a recomputing stage's forward, with a graph
 
 
 class SplitStage:
@@ -82,6 +84,7 @@ class SplitStage:
     ) -> None:
         self.module = module
         self.index = index
+        self._place = f"the output of stage {index}"
         self._autocast = autocast
         self.parameters = unique(p for p in module.parameters() if p.requires_grad)
         self.mechanism = _choose(module) if mechanism == "auto" else mechanism
@@ -105,23 +108,47 @@ class SplitStage:
         finish: Callable[[Any], torch.Tensor] | None = None,
         *,
         fused: bool = False,
+        recomputes: bool = False,
     ) -> tuple[list[torch.Tensor], Spec]:
         """F: run the layers on one micro-batch.
 
         ``needs`` says which inputs must get a gradient; ``finish`` turns the last stage's output into its
-        loss; ``fused`` that BW will follow, not B and W. Random numbers depend on ``seed`` alone. Returns
-        the outputs, detached, and their spec.
+        loss; ``fused`` that BW will follow, not B and W; ``recomputes`` that R will, so that F keeps its
+        inputs alone. Random numbers depend on ``seed`` alone. Returns the outputs, detached, and their spec.
         """
         leaves = [
             t.detach().requires_grad_() if need else t.detach() for t, need in zip(inputs, needs, strict=True)
         ]
         record = _Pass(leaves, needs, fused)
+        self._passes[microbatch] = record
+        if recomputes:
+            record.rerun = partial(self._run, record, seed, spec, finish)
+            set_seed(seed, self.device)
+            with torch.no_grad(), self.casting():
+                value = self.module(unflatten(leaves, spec))
+                return flatten(value if finish is None else finish(value), self._place)
+        outputs, out_spec = self._run(record, seed, spec, finish)
+        return [t.detach() for t in outputs], out_spec
+
+    def recompute(self, microbatch: int) -> None:
+        """R: run the layers again, with the same random numbers, and keep what the backward needs."""
+        record = self._passes[microbatch]
+        assert record.rerun is not None  # the plan was checked: R only where the stage recomputes
+        before = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        record.rerun()
+        record.rerun = None
+        with torch.no_grad():
+            for buffer, content in before:
+                buffer.copy_(content)  # running means count each micro-batch once
+
+    def _run(
+        self, record: _Pass, seed: int, spec: Spec, finish: Callable[[Any], torch.Tensor] | None
+    ) -> tuple[list[torch.Tensor], Spec]:
         set_seed(seed, self.device)
         with self._counting(record), self._deferring(record):
-            outputs, out_spec = self._call(leaves, spec, finish)
+            outputs, out_spec = self._call(record.inputs, spec, finish)
         record.edges = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
-        self._passes[microbatch] = record
-        return [t.detach() for t in outputs], out_spec
+        return outputs, out_spec
 
     def _counting(self, record: _Pass) -> AbstractContextManager[Any]:
         if not self.accounting:
@@ -140,7 +167,7 @@ class SplitStage:
             value = self.module(unflatten(leaves, spec))
             if finish is not None:
                 value = finish(value)
-        return flatten(value, f"the output of stage {self.index}")
+        return flatten(value, self._place)
 
     def casting(self) -> AbstractContextManager[Any]:
         """The context of a forward: autocast, where the run asks for it."""

@@ -9,6 +9,7 @@ random state are undone.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
+from zbsolve.memory import Pairs
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
@@ -128,19 +130,24 @@ class RealStages:
     ) -> None:
         self.model, self.instance, self.seed = model, instance, seed
         self.device_index, self.device = device_index, device
-        self.first_microbatch = replica * instance.num_microbatches
-        self.total_microbatches = replicas * instance.num_microbatches
+        self.first_microbatch = replica * instance.total_microbatches
+        self.total_microbatches = replicas * instance.total_microbatches
         self.pipeline, self.siblings = pipeline, siblings
         self.autocast = autocast
         self.scale = 1.0
-        self.reduces = siblings is not None
+        # Stage of the model -> group over its replicas' devices, None where one device has them all.
+        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        self.reduces = True
         self._reducing: list[dist.Work] = []
         self._unfinished: set[int] = set()
-        self.last = instance.num_stages - 1
+        self.chain = instance.chain
         ranges = stage_ranges(split)
         self.stages: dict[int, SplitStage] = {}
         for s in instance.stages_on(device_index):
-            layers = StageLayers([model.layers[i] for i in ranges[s]]).to(device).train()
+            held = [model.layers[i] for i in ranges[s % self.chain]]
+            if s >= self.chain:
+                held = copy.deepcopy(held)  # another replica has weights of its own, equal at the start
+            layers = StageLayers(held).to(device).train()
             self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
         self.memory = MemoryLedger()
@@ -176,7 +183,7 @@ class RealStages:
         tensors, spec = flatten(batch.inputs, "microbatches(): inputs")
         found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors))
         carried = [t.to(self.device) for t in tensors]
-        for s in range(self.instance.num_stages):
+        for s in range(self.chain):
             here = self.instance.stages[s].device == self.device_index
             status.set("setup", -1, s, -1)
             if here and s > 0 and self.instance.stages[s - 1].device != self.device_index:
@@ -186,7 +193,7 @@ class RealStages:
                 outputs, text = self._try_stage(s, found[s], carried, batch)
                 store.set(key, text)
                 carried = outputs
-            if s < self.last:
+            if s + 1 < self.chain:
                 found[s + 1] = Boundary.from_text(store.get(key).decode())
                 target = self.instance.stages[s + 1].device
                 if here and target != self.device_index:
@@ -218,7 +225,7 @@ class RealStages:
                 for t, n in zip(inputs, boundary.needs, strict=True)
             ]
             value = module(unflatten(leaves, boundary.spec))
-            if s == self.last:
+            if s + 1 == self.chain:
                 loss = self.model.loss(value, move(batch.targets, self.device))
                 if loss.dim() != 0 or not loss.is_floating_point():
                     raise InputError(f"loss() returned shape {tuple(loss.shape)}: return one floating number")
@@ -233,23 +240,27 @@ class RealStages:
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def begin(self, step: int, fused: Set[tuple[int, int]]) -> None:
+    def begin(self, step: int, fused: Set[tuple[int, int]], pairs: Pairs) -> None:
         """Fetch the step's data."""
         self._step = step
         self._fused = fused
-        mine = slice(self.first_microbatch, self.first_microbatch + self.instance.num_microbatches)
-        self._data = step_data(self.model, step, self.total_microbatches)[mine]
+        self._data = step_data(self.model, step, self.total_microbatches)
         self._unfinished = set(self.stages)
         self._signatures = [_signature(batch) for batch in self._data]
         self.losses = {}
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
         """As agreed for the micro-batch's shape."""
-        boundary = self._boundary(stage if direction == "F" else stage + 1, microbatch)
+        boundary = self._boundary(stage if direction == "F" else stage + 1, self._number(stage, microbatch))
         return boundary.shapes if direction == "F" else boundary.gradient_shapes
 
-    def _boundary(self, stage: int, microbatch: int) -> Boundary:
-        return self._boundaries[self._signatures[microbatch]][stage]
+    def _number(self, stage: int, microbatch: int) -> int:
+        """A replica's micro-batch among all of the step."""
+        return self.first_microbatch + stage // self.chain * self.instance.num_microbatches + microbatch
+
+    def _boundary(self, stage: int, number: int) -> Boundary:
+        """What goes into a stage."""
+        return self._boundaries[self._signatures[number]][stage % self.chain]
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op on the stage's layers."""
@@ -258,6 +269,9 @@ class RealStages:
             result = self._forward(split, stage, microbatch, received)
         elif op == "W":
             split.backward_weight(microbatch)
+            result = []
+        elif op == "R":
+            split.recompute(microbatch)
             result = []
         else:
             gradients = self._output_gradients(stage, microbatch, received)
@@ -270,18 +284,20 @@ class RealStages:
     def _forward(
         self, split: SplitStage, stage: int, microbatch: int, received: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        batch = self._data[microbatch]
-        boundary = self._boundary(stage, microbatch)
-        if stage == 0:
+        number = self._number(stage, microbatch)
+        batch = self._data[number]
+        boundary = self._boundary(stage, number)
+        last = self.instance.is_last(stage)
+        if self.instance.is_first(stage):
             received = [t.to(self.device) for t in flatten(batch.inputs, "inputs")[0]]
         finish: Callable[[Any], torch.Tensor] | None = None
-        if stage == self.last:
+        if last:
             targets = move(batch.targets, self.device)
 
             def finish(value: Any) -> torch.Tensor:
                 return self.model.loss(value, targets) * (batch.weight * self.scale)
 
-        seed = step_seed(self.seed, self._step, stage, self.first_microbatch + microbatch)
+        seed = step_seed(self.seed, self._step, stage % self.chain, number)
         outputs, spec = split.forward(
             microbatch,
             seed,
@@ -290,11 +306,12 @@ class RealStages:
             boundary.spec,
             finish,
             fused=(stage, microbatch) in self._fused,
+            recomputes=self.instance.stages[stage].t_r is not None,
         )
-        if stage == self.last:
-            self.losses[microbatch] = outputs[0]
+        if last:
+            self.losses[number] = outputs[0]
             return []
-        agreed = self._boundary(stage + 1, microbatch)
+        agreed = self._boundary(stage + 1, number)
         if spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
                 f"stage {stage} returned other shapes than before step 1 for a micro-batch of the same "
@@ -305,9 +322,10 @@ class RealStages:
     def _output_gradients(
         self, stage: int, microbatch: int, received: list[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
-        if stage == self.last:
-            return [torch.ones_like(self.losses[microbatch])]
-        needs = self._boundary(stage + 1, microbatch).needs
+        number = self._number(stage, microbatch)
+        if self.instance.is_last(stage):
+            return [torch.ones_like(self.losses[number])]
+        needs = self._boundary(stage + 1, number).needs
         if len(received) == len(needs):
             return received  # every output gets a gradient
         rest = iter(received)
@@ -319,7 +337,7 @@ class RealStages:
         A parameter that several stages of this device use waits for the last of them.
         """
         self._unfinished.discard(stage)
-        if not self.reduces:
+        if not self.reduces or self.siblings is None:
             return
         later = {p for s in self._unfinished for p in self.stages[s].parameters}
         for parameter in self.stages[stage].parameters:
@@ -331,14 +349,32 @@ class RealStages:
                 self._reducing.append(work)
 
     def end(self) -> None:
-        """Wait for the sums that :meth:`complete` began."""
+        """Wait for the sums that :meth:`complete` began, and sum over the replicas of each stage.
+
+        Every device takes the stages in model order, so that no two wait for each other.
+        """
         for work in self._reducing:
             work.wait()
         self._reducing.clear()
+        if not self.reduces:
+            return
+        for stage, group in sorted(self.twins.items()):
+            own = [split.parameters for s, split in self.stages.items() if s % self.chain == stage]
+            for copies in zip(*own, strict=True):
+                total = torch.zeros_like(copies[0])
+                for parameter in copies:
+                    if parameter.grad is not None:
+                        total += parameter.grad
+                if group is not None:
+                    dist.all_reduce(total, group=group)
+                for parameter in copies:
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    parameter.grad.copy_(total)
 
     def step_loss(self) -> float | None:
-        """The step's loss (mean over this pipeline's rows) where the last stage is, else None."""
-        if self.last not in self.stages:
+        """What this device's micro-batches add to the step's loss; None where no last stage is."""
+        if not any(self.instance.is_last(s) for s in self.stages):
             return None
         return float(sum(self.losses[j].item() for j in sorted(self.losses))) / self.scale
 

@@ -95,6 +95,8 @@ class Updater:
         Gloo, over the ranks of one pipeline in device order: it carries the control messages.
     buffers : sequence of torch.Tensor
         What a step changes besides parameters (running means of norms): put back with them.
+    counted : sequence of nn.Parameter, optional
+        Those whose gradients this rank adds to the norm (default: all): not the second copy of a weight.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class Updater:
         float16: bool,
         group: dist.ProcessGroup,
         buffers: Sequence[torch.Tensor] = (),
+        counted: Sequence[nn.Parameter] | None = None,
     ) -> None:
         self.parameters, self.buffers = list(parameters), list(buffers)
+        self.counted = self.parameters if counted is None else list(counted)
         self.clip = clip
         self.scale = LossScale(float16)
         self.group = group
@@ -120,7 +124,7 @@ class Updater:
 
     def sums(self) -> Sums:
         """This rank's part."""
-        norms = [p.grad.double().square().sum() for p in self.parameters if p.grad is not None]
+        norms = [p.grad.double().square().sum() for p in self.counted if p.grad is not None]
         total = float(torch.stack(norms).sum()) if norms else 0.0
         return Sums(total if math.isfinite(total) else math.inf)
 

@@ -33,7 +33,7 @@ SOLVED = "zbsolve"
 SCHEDULES: dict[Placement, tuple[str, ...]] = {
     "linear": ("1f1b", "zb-h1", "zb-1p", "zb-2p", SOLVED),
     "loop": ("interleaved",),
-    "v": ("zb-v", "dualpipev", "v-half", "v-min", SOLVED),
+    "v": ("zb-v", "dualpipe-v", "v-half", "v-min", SOLVED),
 }
 
 
@@ -119,12 +119,14 @@ def _plan(instance: Instance, name: str, solve_seconds: float) -> Plan | None:
     free = instance.with_changes(memory_cap=None)
     split_only = [stage.model_copy(update={"t_bw": None}) for stage in free.stages]
     baseline = BASELINES[name]
-    orders = baseline.orders(free if baseline.fused else free.with_changes(stages=split_only))
-    return certify(free, simulate(free, orders), "makespan", name)
+    fuses = baseline.adapt is not None or baseline.pairs is not None
+    _, schedule = baseline.schedule(free if fuses else free.with_changes(stages=split_only))
+    return certify(free, simulate(free, schedule.orders, schedule.pairs), "makespan", name)
 
 
 def _row(part: str, placement: str, name: str, profile: Instance, plan: Plan, trace: Trace) -> Prediction:
-    predicted = simulate(profile, plan.schedule().orders).makespan
+    schedule = plan.schedule()
+    predicted = simulate(profile, schedule.orders, schedule.pairs).makespan
     return Prediction(part, profile.num_devices, placement, name, predicted, trace.makespan)
 
 

@@ -320,7 +320,7 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
     busy, wait, excess, bubble = [], [], [], []
     for step in trace.steps:
         events = [event for event in step.events if event.device == device]
-        busy.append(sum(event.duration for event in events))
+        busy.append(_covered((event.start, event.end) for event in events))
         wait.append(sum(event.wait for event in events))
         excess.append(
             sum(
@@ -329,7 +329,7 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
             )
         )
         bubble.append(step.makespan - busy[-1])
-    busy_predicted = sum(end - start for _, start, end in program)
+    busy_predicted = _covered((start, end) for _, start, end in program)
     return DeviceRow(
         device=device,
         busy_predicted=busy_predicted,
@@ -339,6 +339,15 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
         wait=median(wait),
         excess_wait=median(excess),
     )
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union: the two halves of an F&B pair share one interval."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def measured_hops(instance: Instance, trace: Trace) -> tuple[float | None, ...]:

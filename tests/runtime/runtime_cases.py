@@ -261,6 +261,11 @@ def trainable() -> Model:
     return Model([nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)], rows=8)
 
 
+def trainable_two() -> Model:
+    """Two small layers on eight rows."""
+    return Model([nn.Linear(6, 6), nn.Linear(6, 6)], rows=8)
+
+
 class Normed(nn.Module):
     """A batch norm with running means, which a step changes."""
 
