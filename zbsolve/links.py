@@ -77,8 +77,8 @@ def time_on_queues(instance: Instance, programs: Sequence[Program], queue: Queue
         for action in program.actions:
             if action.is_compute:
                 task = _task(action)
-                end = ends["task", task]
-                timed.append(TimedTask(task, end - graph.length["task", task], end))
+                node = graph.node(task)
+                timed.append(TimedTask(task, ends[node] - graph.length[node], ends[node]))
         devices.append(tuple(timed))
     transfers = tuple(
         Transfer(number, source, target, ends["message", number] - hop, ends["message", number])
@@ -94,18 +94,21 @@ class _Graph:
         self.length: dict[_Node, float] = {}
         self.waits: dict[_Node, list[_Node]] = defaultdict(list)
         self.messages: dict[int, tuple[int, int, float]] = {}
-        present = {_task(a) for program in programs for a in program.actions if a.is_compute}
+        devices = [[_timed(a) for a in program.actions if a.is_compute] for program in programs]
+        present = {task for program in devices for task, _, _ in program}
+        # The halves of an F&B pair are one node: they wait together and end together.
+        self._second_of = {second: first for first, second in Schedule(tuple(map(tuple, devices))).pairs}
         last_in: dict[Hashable, _Node] = {}
         # Devices enqueue independently; the messages' numbers say the order in each of a device's queues.
         for program in programs:
             before: _Node | None = None
             for action in program.actions:
                 if action.is_compute:
-                    node: _Node = ("task", _task(action))
+                    node = self.node(_task(action))
                     self.length[node] = action.end - action.start
-                    self._wait(node, () if before is None else (before,))
+                    self._wait(node, () if before in (None, node) else (before,))
                     local = (
-                        ("task", edge.before)
+                        self.node(edge.before)
                         for edge in predecessors(instance, _task(action))
                         if edge.before in present and _device(instance, edge.before) == program.device
                     )
@@ -113,6 +116,10 @@ class _Graph:
                     before = node
                 else:
                     self._add_message(instance, program.device, action, queue, last_in)
+
+    def node(self, task: Task) -> _Node:
+        """The node of an op, that of the F for both halves of a pair."""
+        return ("task", self._second_of.get(task, task))
 
     def _wait(self, node: _Node, others: Iterable[_Node]) -> None:
         self.waits[node].extend(others)
@@ -130,10 +137,10 @@ class _Graph:
             self.length[node] = hop
             self.messages[action.message] = (device, action.peer, hop)
             for kind in ("F",) if forward else ("B", "BW"):
-                self._wait(node, [("task", Task(TaskKind(kind), action.stage, action.microbatch))])
+                self._wait(node, [self.node(Task(TaskKind(kind), action.stage, action.microbatch))])
         else:
             for kind in ("F",) if forward else ("B", "BW"):
-                self._wait(("task", Task(TaskKind(kind), action.stage, action.microbatch)), [node])
+                self._wait(self.node(Task(TaskKind(kind), action.stage, action.microbatch)), [node])
         key: Hashable
         if queue == "shared":
             key = device
@@ -176,6 +183,10 @@ class _Graph:
 
 def _task(action: Action) -> Task:
     return Task(TaskKind(action.op), action.stage, action.microbatch)
+
+
+def _timed(action: Action) -> TimedTask:
+    return TimedTask(_task(action), action.start, action.end)
 
 
 def _device(instance: Instance, task: Task) -> int:

@@ -37,6 +37,10 @@ SCHEDULES: dict[Placement, tuple[str, ...]] = {
 }
 
 
+# An overlapped F&B pair takes this share of its two halves in the emulation.
+PAIR_SHARE = 0.85
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """One schedule's makespan in ms, predicted from the profile and measured (median of the steps)."""
@@ -63,6 +67,8 @@ def emulated_instance(p: int, placement: Placement, op: float, payload_hop: floa
         {"device": d, "t_f": time, "t_b": time, "t_w": time, "t_bw": 2 * time, "mem_b": mem, "mem_w": mem / 2}
         for d in devices
     ]
+    if placement == "v":
+        stages = [stage | {"t_fb": 3 * time * PAIR_SHARE} for stage in stages]
     instance = make_instance(
         name=f"emulated-p{p}-{placement}",
         num_devices=p,
@@ -102,6 +108,14 @@ def emulated(
         measured = instance
         for outcome in outcomes[: len(profiles)]:
             measured = recalibrate(measured, outcome.trace)
+        if placement == "v":
+            # The profile has no pairs: their share is known, their length follows what F and BW really take.
+            measured = measured.with_changes(
+                stages=[
+                    s.model_copy(update={"t_fb": (s.t_f + (s.t_bw or 0.0)) * PAIR_SHARE})
+                    for s in measured.stages
+                ]
+            )
         traces = [outcome.trace for outcome in outcomes[len(profiles) :]]
         rows += [
             _row("emulated", placement, name, measured, plan, trace)
@@ -117,7 +131,7 @@ def _plan(instance: Instance, name: str, solve_seconds: float) -> Plan | None:
         return None
     # Every stage may fuse: split and fused schedules run on one instance. A split one is made without.
     free = instance.with_changes(memory_cap=None)
-    split_only = [stage.model_copy(update={"t_bw": None}) for stage in free.stages]
+    split_only = [stage.model_copy(update={"t_bw": None, "t_fb": None}) for stage in free.stages]
     baseline = BASELINES[name]
     fuses = baseline.adapt is not None or baseline.pairs is not None
     _, schedule = baseline.schedule(free if fuses else free.with_changes(stages=split_only))

@@ -315,7 +315,7 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
     planned_idle: dict[tuple[str, int, int], float] = {}
     free = min((t.start for d in plan.schedule().devices for t in d), default=0.0)
     for (kind, stage, microbatch), start, end in program:
-        planned_idle[kind.value, stage, microbatch] = start - free
+        planned_idle[kind.value, stage, microbatch] = max(0.0, start - free)
         free = end
     busy, wait, excess, bubble = [], [], [], []
     for step in trace.steps:
