@@ -323,3 +323,26 @@ def tied_across() -> Model:
     """The same Linear first and last."""
     shared = nn.Linear(6, 6)
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
+
+
+def small_llama() -> Any:
+    """A Llama of two blocks with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from zbsolve.runtime.adapters import causal_lm
+
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        tie_word_embeddings=False,
+    )
+    generator = torch.Generator()
+    return causal_lm(
+        LlamaForCausalLM(config),
+        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
+    )
