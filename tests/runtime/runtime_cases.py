@@ -325,6 +325,11 @@ def tied_across() -> Model:
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
 
 
+def eight_linear() -> Model:
+    """Eight layers without randomness, rows that divide by four."""
+    return Model([layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())], rows=8)
+
+
 def small_llama() -> Any:
     """A Llama of two blocks with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
