@@ -96,7 +96,7 @@ def merge(
     ]
     held_f: dict[int, int] = {}
     held_b: dict[int, int] = {}
-    peak = None
+    peak = levels = None
     split: list[str] = ["emulated"] * instance.num_stages
     if not options.emulate:
         for part in first:
@@ -107,6 +107,9 @@ def merge(
         memory = MEMORY_UNITS.get(instance.memory_unit)
         if memory is not None:
             peak = tuple((part["static"] + part["peak"]) / memory for part in first)
+            levels = tuple(
+                tuple((part["static"] + level) / memory for level in part["levels"]) for part in first
+            )
     trace = Trace(
         plan_digest=plan.digest(),
         mode="emulated" if options.emulate else "real",
@@ -118,6 +121,7 @@ def merge(
         split=tuple(split),
         steps=tuple(steps),
         peak_memory=peak,
+        memory=levels,
         gradients=_gradient_check([part["difference"] for part in parts]),
     )
     return Outcome(

@@ -228,6 +228,7 @@ class Rank:
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
             part["static"] = stages.static_bytes()
             part["peak"] = stages.memory.peak
+            part["levels"] = stages.memory.levels
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
             if self.options.check_gradients:
                 part["difference"] = asdict(self._check(plan, stages))

@@ -246,6 +246,8 @@ class RealStages:
         self._fused = fused
         self._data = step_data(self.model, step, self.total_microbatches)
         self._unfinished = set(self.stages)
+        if self.device.type == "cuda":
+            self._allocated = torch.cuda.memory_allocated(self.device)
         self._signatures = [_signature(batch) for batch in self._data]
         self.losses = {}
 
@@ -393,20 +395,25 @@ class RealStages:
                 stage.accounting = False
 
     def _held(self) -> int:
+        """On CUDA what the allocator has handed out since the step began, elsewhere what stages account for."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device) - self._allocated
         return sum(stage.all_held_bytes() for stage in self.stages.values())
 
 
 class MemoryLedger:
-    """Bytes held per stage after F and after B (largest micro-batch), and the device's highest sum."""
+    """Bytes held per stage after F and after B (largest micro-batch), and by the device after each op."""
 
     def __init__(self) -> None:
         self.after: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.levels: list[int] = []
         self.peak = 0
 
     def note(self, op: str, stage: int, own: int, total: int) -> None:
         """After an op: what its micro-batch holds on the stage, and all that the device holds."""
         if op in self.after:
             self.after[op][stage] = max(own, self.after[op].get(stage, 0))
+        self.levels.append(total)
         self.peak = max(self.peak, total)
 
 
