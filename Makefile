@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow gpu-check lint clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +27,10 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Every test that needs a GPU; without one they are skipped, and gpu-results.xml says so.
+gpu-check: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu -m gpu --timeout 1200 --junitxml=gpu-results.xml
 
 clean:
 	rm -rf $(VENV) build dist demo_out *.egg-info

@@ -56,8 +56,8 @@ def compare_memory(plan: Plan, trace: Trace) -> list[MemoryRow]:
         planned = [point.after for point in memory_curve(instance, device, order, schedule.pairs)]
         if len(levels) != len(planned):
             raise InputError(
-                f"device {device} has {len(levels)} memory levels in the trace and {len(planned)} ops in the plan: "
-                "give the plan that was run"
+                f"device {device} has {len(levels)} memory levels in the trace and {len(planned)} ops in "
+                "the plan: give the plan that was run"
             )
         differences = [measured - due for measured, due in zip(levels, planned, strict=True)]
         worst = max(range(len(order)), key=lambda i: abs(differences[i]), default=None)
