@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from zbsolve.errors import InfeasibleError
 from zbsolve.files import write_text_atomically
@@ -100,9 +109,12 @@ class Proof(_FileModel):
     def _accept_json_array(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """The proof as written in files: what is not there is left out."""
-        return self.model_dump(mode="json", exclude_defaults=True)
+    @model_serializer(mode="wrap")
+    def _leave_out_no_lags(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        if not self.lags:
+            del data["lags"]
+        return data
 
 
 class SolverInfo(_FileModel):
@@ -181,7 +193,7 @@ class Plan(_FileModel):
             "span": self.span,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
-            "bound_proof": self.bound_proof.to_json_dict(),
+            "bound_proof": self.bound_proof.model_dump(mode="json", exclude_none=True),
             "solver": self.solver.model_dump(exclude_none=True),
             "peak_memory": list(self.peak_memory),
             "queue": self.queue,
