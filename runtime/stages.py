@@ -395,7 +395,7 @@ class RealStages:
                 stage.accounting = False
 
     def _held(self) -> int:
-        """On CUDA what the allocator has handed out since the step began, elsewhere what stages account for."""
+        """On CUDA what the allocator handed out since the step began, elsewhere what stages account for."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device) - self._allocated
         return sum(stage.all_held_bytes() for stage in self.stages.values())

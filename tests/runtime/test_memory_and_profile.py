@@ -75,7 +75,7 @@ class CountedBlock(nn.Module):
 
 @pytest.mark.parametrize(("mechanism", "in_b", "in_w"), [("deferred", 1, 0), ("generic", 1, 3)])
 def test_a_checkpoint_recomputes(mechanism: Mechanism, in_b: int, in_w: int) -> None:
-    """A checkpointed block of 3 Linears: recomputed once in B, and once a Linear in W by the generic split."""
+    """A checkpointed block of 3 Linears runs again in B, and once a Linear in W by the generic split."""
     block = CountedBlock()
     stage = SplitStage(block, 0, mechanism)
     (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [True], "tensor")
