@@ -325,6 +325,64 @@ def tied_across() -> Model:
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
 
 
+class Gather(nn.Module):
+    """Embeds the ids, shifts by a float of the batch, and passes the mask on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+
+    def forward(self, value: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.embedding(value["ids"]) + value["shift"][:, None, None], value["mask"]
+
+
+class MaskedMean(nn.Module):
+    """The mean over unmasked places."""
+
+    def forward(self, value: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, mask = value
+        weights = mask.to(x.dtype).unsqueeze(-1)
+        return (x * weights).sum(1) / weights.sum(1)
+
+
+class Keep(nn.Module):
+    """A linear layer on the activation, the mask beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.linear(value[0])), value[1]
+
+
+class ManyInputs(Model):
+    """Micro-batches of a dict of inputs and a tuple of targets."""
+
+    def __init__(self) -> None:
+        super().__init__([Gather(), Keep(), MaskedMean()])
+
+    def loss(self, output: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        wanted, weights = targets
+        return ((output - wanted).square() * weights.unsqueeze(-1)).mean()
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        generator = torch.Generator().manual_seed(step)
+        result = []
+        for _ in range(count):
+            ids = torch.randint(0, 7, (2, 5), generator=generator)
+            mask = torch.arange(5) < torch.randint(1, 6, (2, 1), generator=generator)
+            inputs = {"ids": ids, "mask": mask, "shift": torch.rand(2, generator=generator)}
+            targets = torch.rand(2, 6, generator=generator), torch.rand(2, generator=generator)
+            result.append(MicroBatch(inputs, targets, 1 / count))
+        return result
+
+
+def many_inputs() -> ManyInputs:
+    """Three layers, several inputs a micro-batch."""
+    return ManyInputs()
+
+
 def eight_linear() -> Model:
     """Eight layers without randomness, rows that divide by four."""
     return Model([layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())], rows=8)
