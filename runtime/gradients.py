@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from zbsolve.plan import Program
+from zbsolve.runtime.gradient_sums import accumulate, unique
 from zbsolve.runtime.models import PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import set_seed, step_seed
-from zbsolve.runtime.split_backward import accumulate, autocasting, unique
+from zbsolve.runtime.split_backward import autocasting
 from zbsolve.runtime.stages import RealStages, move, step_data
 
 # Relative to the largest entry of the gradient; sums in float32 taken in another order differ by 1e-7.

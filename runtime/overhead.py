@@ -29,10 +29,11 @@ from zbsolve.baselines import BASELINES
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.instance import Instance, equal_stages
 from zbsolve.plan import Program, lower
+from zbsolve.runtime.boundary import Boundary
 from zbsolve.runtime.executor import Executor
 from zbsolve.runtime.models import MicroBatch
 from zbsolve.runtime.split_backward import Mechanism
-from zbsolve.runtime.stages import Boundary, RealStages
+from zbsolve.runtime.stages import RealStages
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Shape, Transport
 from zbsolve.torch_csv import export_torch_csv

@@ -27,10 +27,10 @@ from zbsolve.runtime import checkpoint, models
 from zbsolve.runtime.emulation import EmulatedStages
 from zbsolve.runtime.executor import Executor, OpRecord
 from zbsolve.runtime.faults import FaultAt, SlowTransport
+from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
-from zbsolve.runtime.split_backward import unique
 from zbsolve.runtime.stages import RealStages, check_model
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Transport, join
@@ -87,6 +87,8 @@ class Rank:
             )
         if options.data_parallel > 1 and instance.replicas > 1:
             raise InputError("the plan is bidirectional already: leave data_parallel at 1")
+        if options.accumulate > 1 and max(options.data_parallel, instance.replicas) > 1:
+            raise InputError("accumulate and several copies of a stage do not go together: leave one at 1")
         join(self.store, self.rank, self.size, self.backend, options.timeout, self.device)
         self.replica, self.index = divmod(self.rank, self.num_devices)
         self._make_groups(instance)
@@ -101,8 +103,8 @@ class Rank:
         for turn in range(options.warmup + options.steps):
             for executor, part in prepared:
                 self._measure(executor, part, stages, turn)
-        if self.updater is not None and not self.updater.verify():
-            pass  # the last update was put right; no step has run on it
+        if self.updater is not None:
+            self.updater.verify()  # puts the last update right; no step has run on it yet
         if options.save is not None and isinstance(stages, RealStages):
             self._save(options.save, stages)
         outcomes = []

@@ -18,7 +18,7 @@ step 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from zbsolve.runtime.deferred import DEFERRAL, Store, can_defer
+from zbsolve.runtime.gradient_sums import Sums, unique
 from zbsolve.runtime.graph_cut import Recorder, Start, cut_graph, deepest
 from zbsolve.runtime.randomness import set_seed
 from zbsolve.runtime.values import Spec, flatten, unflatten
@@ -249,7 +250,8 @@ class SplitStage:
         """W: add the micro-batch's weight gradients to ``Parameter.grad`` and free what it held."""
         record = self._passes.pop(microbatch)
         assert record.b_done  # the plan was checked: W comes after B
-        sums = _Sums(record)
+        used = [p for call in record.store.calls for p in call.parameters] + [p for p, _ in record.held]
+        sums = Sums(used, again=bool(record.recorded or record.again))
         with torch.no_grad():
             calls = record.store.calls
             calls.reverse()
@@ -272,7 +274,7 @@ class SplitStage:
 
     def _add(
         self,
-        sums: _Sums,
+        sums: Sums,
         edges: list[GradientEdge],
         gradients: list[torch.Tensor],
         indices: tuple[int, ...],
@@ -338,44 +340,9 @@ class SplitStage:
         return sum(self.held_bytes(microbatch) for microbatch in self._passes)
 
 
-class _Sums:
-    """Sums the gradients of one micro-batch per parameter before they are accumulated.
-
-    Autograd adds one sum a micro-batch to ``.grad``; adding each use of a shared weight on its own
-    would round differently. A parameter with one use is added at once.
-    """
-
-    def __init__(self, record: _Pass) -> None:
-        used = [id(p) for call in record.store.calls for p in call.parameters]
-        used += [id(p) for p, _ in record.held]
-        if record.recorded or record.again:
-            used += used  # any parameter may come again
-        self._once = len(set(used)) == len(used)
-        self._sums: dict[nn.Parameter, torch.Tensor] = {}
-
-    def add(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        if self._once:
-            accumulate(parameter, gradient)
-            return
-        known = self._sums.get(parameter)
-        self._sums[parameter] = gradient if known is None else known + gradient
-
-    def flush_all(self) -> None:
-        for parameter, gradient in self._sums.items():
-            accumulate(parameter, gradient)
-        self._sums.clear()
-
-
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Autocast to ``dtype``, nothing without one."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
-def accumulate(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-    """Add to ``Parameter.grad``, always into a buffer of its own (autograd may hand out shared tensors)."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    parameter.grad.add_(gradient)
 
 
 def _grad(
@@ -402,11 +369,6 @@ def _pairs(
 ) -> tuple[tuple[GradientEdge, ...], tuple[torch.Tensor, ...]]:
     kept = [(e, g) for e, g in zip(edges, gradients, strict=True) if e is not None and g is not None]
     return tuple(e for e, _ in kept), tuple(g for _, g in kept)
-
-
-def unique(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Parameters in order, each object once."""
-    return list(dict.fromkeys(parameters))
 
 
 def _choose(module: nn.Module) -> Literal["deferred", "generic"]:

@@ -10,11 +10,8 @@ random state are undone.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,40 +22,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
+from zbsolve.runtime.boundary import Boundary
+from zbsolve.runtime.gradient_sums import unique
+from zbsolve.runtime.ledger import MemoryLedger
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
-from zbsolve.runtime.split_backward import Mechanism, SplitStage, unique
+from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import MAX_PARTS, Shape
-from zbsolve.runtime.values import Spec, flatten, unflatten
+from zbsolve.runtime.values import flatten, unflatten
 
 _WEIGHT_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What a stage receives going forward, and which of it gets a gradient."""
-
-    spec: Spec
-    shapes: tuple[Shape, ...]
-    needs: tuple[bool, ...]
-
-    @cached_property
-    def gradient_shapes(self) -> tuple[Shape, ...]:
-        """What goes back over it."""
-        return tuple(shape for shape, need in zip(self.shapes, self.needs, strict=True) if need)
-
-    def to_text(self) -> str:
-        """For the store."""
-        shapes = [[list(s.size), str(s.dtype).removeprefix("torch.")] for s in self.shapes]
-        return json.dumps([self.spec, shapes, list(self.needs)])
-
-    @classmethod
-    def from_text(cls, text: str) -> Boundary:
-        """From the store."""
-        spec, shapes, needs = json.loads(text)
-        return cls(spec, tuple(Shape(tuple(s), getattr(torch, d)) for s, d in shapes), tuple(needs))
 
 
 def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:
@@ -399,22 +374,6 @@ class RealStages:
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device) - self._allocated
         return sum(stage.all_held_bytes() for stage in self.stages.values())
-
-
-class MemoryLedger:
-    """Bytes held per stage after F and after B (largest micro-batch), and by the device after each op."""
-
-    def __init__(self) -> None:
-        self.after: dict[str, dict[int, int]] = {"F": {}, "B": {}}
-        self.levels: list[int] = []
-        self.peak = 0
-
-    def note(self, op: str, stage: int, own: int, total: int) -> None:
-        """After an op: what its micro-batch holds on the stage, and all that the device holds."""
-        if op in self.after:
-            self.after[op][stage] = max(own, self.after[op].get(stage, 0))
-        self.levels.append(total)
-        self.peak = max(self.peak, total)
 
 
 @contextmanager
