@@ -18,6 +18,8 @@ from zbsolve.cli import (  # noqa: F401
     cataloguing,
     doctoring,
     exchanging,
+    linking,
+    measuring,
     partitioning,
     planning,
     playing,
