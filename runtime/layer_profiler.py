@@ -31,7 +31,8 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.runtime.launch import MALLOC
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, load_model
-from zbsolve.runtime.split_backward import Mechanism, SplitStage, refuse_graph, refuse_unsupported
+from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.stages import move, step_data
 from zbsolve.runtime.values import Spec, flatten, unflatten
 

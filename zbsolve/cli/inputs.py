@@ -118,6 +118,16 @@ def check_writable(path: Path | None) -> None:
         raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
 
 
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be written or whose format is unknown."""
+    check_writable(path)
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise InputError(f"{path}: unknown picture format: use {', '.join(PICTURES)}")
+
+
 def require_positive(value: float, option: str) -> None:
     if not 0 < value < math.inf:
         raise InputError(f"{option} {value:g}: give a positive number of seconds")

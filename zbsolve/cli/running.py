@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
     from zbsolve.plan import Plan
     from zbsolve.runtime.layer_profiler import LayerOptions
     from zbsolve.trace import Trace
+
+
+class Update(StrEnum):
+    """When ranks agree on the optimizer's step."""
+
+    barrier = "barrier"
+    post_validation = "post-validation"
+
+
+class Precision(StrEnum):
+    """Autocast types."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def load_runtime() -> ModuleType:
@@ -163,6 +179,17 @@ def run_command(
     timeout: TimeoutOption = 120.0,
     seed: SeedOption = 0,
     backend: Annotated[Backend, typer.Option(help="Transport.")] = Backend.auto,
+    update: Annotated[
+        Update, typer.Option(help="Optimizer's step: agreed on before, or verified afterwards.")
+    ] = Update.barrier,
+    clip: Annotated[float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Autocast type of every F.")] = Precision.float32,
+    accumulate: Annotated[int, typer.Option(min=1, help="Steps per optimizer step.")] = 1,
+    data_parallel: Annotated[int, typer.Option(min=1, help="Pipelines side by side.")] = 1,
+    load: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Begin from this checkpoint, of any split.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a checkpoint at the end.")] = None,
     trace_out: Annotated[
         Path | None, typer.Option("--trace-out", metavar="T.json", help="Write the measured trace here.")
     ] = None,
@@ -194,9 +221,16 @@ def run_command(
         timeout=timeout,
         seed=seed,
         backend=backend.value,
+        update=update.value,
+        clip=clip,
+        precision=precision.value,
+        accumulate=accumulate,
+        data_parallel=data_parallel,
+        load=None if load is None else str(load),
+        save=None if save is None else str(save),
     )
-    with status(f"running {plan} …") as update:
-        trace: Trace = runtime.run_plan(loaded, options, update)
+    with status(f"running {plan} …") as say:
+        trace: Trace = runtime.run_plan(loaded, options, say)
     if trace_out is not None:
         trace.save(trace_out)
     _print_run(loaded, trace)
@@ -207,6 +241,7 @@ def run_command(
 
 
 def _print_run(plan: Plan, trace: Trace) -> None:
+    from zbsolve.memory_check import compare_memory
     from zbsolve.report.text import lost_time_table, prediction_table, run_lines
     from zbsolve.trace import compare
 
@@ -216,6 +251,14 @@ def _print_run(plan: Plan, trace: Trace) -> None:
     console.print(lost_time_table(comparison, plan.instance.time_unit))
     for line in run_lines(comparison, trace, plan):
         typer.echo(line)
+    unit = plan.instance.memory_unit
+    for row in compare_memory(plan, trace):
+        line = (
+            f"memory of device {row.device}: farthest from plan after {row.worst}: {row.excess:+.4g} {unit}"
+        )
+        typer.echo(line)
+        if row.alarm:
+            typer.echo(f"ALARM: device {row.device} held {row.over_cap:.4g} {unit} more than its cap allows")
 
 
 @command("demo")
