@@ -119,6 +119,32 @@ def load_layers(path: str | Path) -> LayerProfile:
         raise_first(error, str(path))
 
 
+def _recomputing(profile: LayerProfile, first: int, end: int, plain: Stage) -> dict[str, float]:
+    """What recomputation layer by layer changes of a stage (its R not yet folded into B).
+
+    Each layer is made anew from its input when the backward comes to it. Then the inputs of the layers before
+    it are still held, and, where B and W are apart, what W needs of those behind it. ``mem_b`` is the most
+    that is held without the latter (a BW leaves nothing for W), ``peak_b`` covers what they add.
+    """
+    inputs = [profile.layers[i - 1].mem_out if i else 0.0 for i in range(first, end)]
+    run = profile.layers[first:end]
+    ahead, behind = 0.0, math.fsum(layer.mem_w for layer in run)
+    fused = split = 0.0
+    for size, layer in zip(inputs, run, strict=True):
+        behind -= layer.mem_w
+        fused = max(fused, ahead + layer.mem_b)
+        split = max(split, ahead + layer.mem_b + behind)
+        ahead += size
+    mem_b = min(plain.mem_b, fused)
+    more = max(0.0, min(split, max(plain.mem_b, plain.mem_w)) - max(mem_b, plain.mem_w))
+    return {
+        "t_r": plain.t_f,
+        "mem_r": min(mem_b, ahead),
+        "mem_b": mem_b,
+        "peak_b": plain.peak_b + more,
+    }
+
+
 def join_profiles(profiles: Sequence[LayerProfile]) -> LayerProfile:
     """One profile of several profiled one after the other (the parts of a model, in order)."""
     first = profiles[0]
@@ -154,11 +180,11 @@ def stage_of(
 ) -> Stage:
     """Layers ``first`` to ``end - 1`` as one stage on a device of a speed.
 
-    The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only its input is kept between F
-    and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
-    :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With
-    ``offload`` nothing is kept, and F and B are longer by the part of the transfer that the host's
-    ``overlap`` does not hide. In both, what W needs stays on the device from B to W.
+    The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only each layer's input is kept
+    between F and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
+    :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With ``offload`` nothing is kept,
+    and F and B are longer by the part of the transfer that the host's ``overlap`` does not hide. In both, what
+    W needs stays on the device from B to W.
     """
     run = profile.layers[first:end]
 
@@ -186,8 +212,7 @@ def stage_of(
     if keep is Keep.plain:
         return plain
     if keep is Keep.recompute:
-        kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
-        stage = plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
+        stage = plain.model_copy(update=_recomputing(profile, first, end, plain))
         return folded(stage) if fold else stage
     if host is None:
         raise InputError('offload: the cluster has no "host": give its bandwidth')

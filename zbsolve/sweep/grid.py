@@ -25,7 +25,7 @@ from zbsolve.plan import Plan
 from zbsolve.solver import solve
 
 # What a configuration costs depends on these rules; another number makes stored results void.
-RULES = 2
+RULES = 3
 
 # Families that the joint search divides per configuration and pipeline device.
 STEPS = 6
