@@ -183,8 +183,8 @@ def stage_of(
     The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only each layer's input is kept
     between F and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
     :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With ``offload`` nothing is kept,
-    and F and B are longer by the part of the transfer that the host's ``overlap`` does not hide. In both, what
-    W needs stays on the device from B to W.
+    and F and B are longer by the part of the transfer that the host's ``overlap`` does not hide. In both,
+    what W needs stays on the device from B to W.
     """
     run = profile.layers[first:end]
 
