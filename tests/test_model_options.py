@@ -161,6 +161,12 @@ def test_gpipe_with_recomputation() -> None:
     assert peak_memory(timed_on, 0, schedule.orders[0]) == 1 + 7 * 0.125
 
 
+def test_recomputing_gives_pairs_up() -> None:
+    """A stage has t_r or t_fb, never both."""
+    stages = pairs_instance().with_recomputation().stages
+    assert {(stage.t_r, stage.t_fb) for stage in stages} == {(1.0, None)}
+
+
 # --- F&B pairs --------------------------------------------------------------------------------------
 
 
