@@ -12,6 +12,7 @@ from zbsolve.baselines import BASELINES
 from zbsolve.baselines.dualpipe import bidirectional
 from zbsolve.bounds import best_bound
 from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.formulation import make_ticks
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.graph import BW, B, F, R, Task, TaskGraph, W
 from zbsolve.instance import Instance, equal_stages, parse_instance
@@ -284,6 +285,8 @@ def test_exact_models_bound_contended_steps_from_below(objective: str) -> None:
     """Their bound is the optimum over free links, whose hops take latency and transfer together."""
     contended = equal_stages(2, 3, t_comm=0.25).with_changes(t_transfer=1.5)
     free = contended.with_changes(t_comm=1.75, t_transfer=None)
+    ticks = make_ticks(contended, objective)
+    assert float(ticks.tick * ticks.hop_steps(0) / ticks.fine) == 1.75
     optimum = solve_cpsat(free, objective, time_limit=20)
     found = solve_cpsat(contended, objective, time_limit=20)
     assert optimum.bound is not None
