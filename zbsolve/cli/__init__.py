@@ -12,7 +12,21 @@ import sys
 from io import TextIOWrapper
 
 # Importing a module registers its commands; this order is that of the help page.
-from zbsolve.cli import benching, cataloguing, exchanging, partitioning, planning, running, showing  # noqa: F401
+from zbsolve.cli import (  # noqa: F401
+    advising,
+    benching,
+    cataloguing,
+    doctoring,
+    exchanging,
+    linking,
+    measuring,
+    partitioning,
+    planning,
+    playing,
+    running,
+    showing,
+    sweeping,
+)
 from zbsolve.cli.base import app
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
-from zbsolve.partition import imbalance, stage_loads
+from zbsolve.partition.splits import imbalance, stage_loads
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import ComparisonTable, cap_text
 from zbsolve.report.timeline import COLOURS, MEANINGS, drawn, label, time_range
