@@ -285,16 +285,18 @@ def test_the_plan_to_run_has_each_recomputation_as_an_op_and_ends_no_later() -> 
     assert not check_plan(plan)
 
 
-def test_where_no_plain_plan_fits_recomputation_does() -> None:
+def test_where_no_plain_plan_fits_checkpointing_does() -> None:
     """Devices of 7: two plain layers hold 8; made anew one by one, at most 4, an input and a W's 1."""
-    with pytest.raises(InfeasibleError, match="allow recompute or offload"):
+    with pytest.raises(InfeasibleError, match="allow checkpoint, recompute or offload"):
         cheapest(7.0, (Keep.plain,))
-    chosen, everything = (cheapest(7.0, keeps) for keeps in ((Keep.plain, Keep.recompute), (Keep.recompute,)))
+    chosen, everything = (
+        cheapest(7.0, keeps) for keeps in ((Keep.plain, Keep.checkpoint), (Keep.checkpoint,))
+    )
     assert chosen.plan.cost <= everything.plan.cost
     assert chosen.gap <= 0.01
     assert max(chosen.plan.peak_memory) <= 7
     with pytest.raises(InfeasibleError):  # one layer's 4 beside the other's input, 1
-        cheapest(4.5, (Keep.plain, Keep.recompute))
+        cheapest(4.5, (Keep.plain, Keep.checkpoint))
 
 
 def test_offloading_costs_the_transfers() -> None:

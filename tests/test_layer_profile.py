@@ -47,16 +47,14 @@ def test_recomputing_keeps_the_input_and_holds_everything_while_it_runs() -> Non
     assert stage.mem_b + stage.peak_fused == 8
 
 
-def test_recomputing_goes_layer_by_layer() -> None:
+def test_checkpointing_goes_layer_by_layer() -> None:
     """Both layers: kept is layer 1's input, 1; anew they are 6, and 4 beside W's 5 of layer 1."""
-    stage = stage_of(LAYERS, 0, 2, device=0, keep=Keep.recompute, fold=False)
-    assert (stage.t_r, stage.mem_r) == (3, 1)
-    # Fused nothing is left for W: at most 6, and layer 0's input (none) before it.
-    assert stage.mem_b == 6
-    # Split: 4 + 5 = 9 while B runs on layer 0, 2 above W's own 7; B's peak is 3.
-    assert stage.peak_b == 3 + 2
-    folded = stage_of(LAYERS, 0, 2, device=0, keep=Keep.recompute)
-    assert folded.mem_b + folded.growth + folded.peak_b == 9 + 3
+    stage = stage_of(LAYERS, 0, 2, device=0, keep=Keep.checkpoint)
+    assert (stage.t_f, stage.t_b, stage.t_bw, stage.mem_b, stage.mem_w) == (3, 5 + 3, 6.5 + 3, 1, 7)
+    # Split: 4 + 5 = 9 while B is at layer 0, and B's peak of 3.
+    assert stage.mem_b + stage.growth + stage.peak_b == 9 + 3
+    # Fused nothing is left for W: at most 6, and the larger peak, 3.
+    assert stage.mem_b + stage.peak_fused == 6 + 3
 
 
 def test_offloading_moves_everything_and_waits_for_what_is_not_hidden() -> None:

@@ -225,7 +225,7 @@ def problem_of(inputs: Inputs, candidate: Candidate) -> DecisionProblem:
         config.p,
         config.m,
         placements=(config.placement,),
-        keeps=(Keep.plain, Keep.recompute) if config.recompute else (Keep.plain,),
+        keeps=(Keep.plain, Keep.checkpoint) if config.recompute else (Keep.plain,),
     )
 
 

@@ -32,6 +32,7 @@ class KeepOption(StrEnum):
     """What may be done with activations to save memory."""
 
     recompute = "recompute"
+    checkpoint = "checkpoint"
     offload = "offload"
 
 
@@ -68,7 +69,7 @@ def partition_command(
     ] = None,
     allow: Annotated[
         list[KeepOption] | None,
-        typer.Option(help="Also let stages recompute or offload activations; repeatable."),
+        typer.Option(help="Also let stages recompute, checkpoint or offload; repeatable."),
     ] = None,
     layers_per_stage: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="Keep this split, decide the rest.")

@@ -58,7 +58,7 @@ def sweep_command(
         list[str] | None, typer.Option(metavar="NAME", help="solved, or a baseline's name; repeatable.")
     ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Each solved one also with recompute.")
+        bool, typer.Option("--recompute", help="Solve each also with checkpointing.")
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes on this machine.")] = 1,
     ray: Annotated[

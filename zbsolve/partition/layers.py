@@ -119,8 +119,8 @@ def load_layers(path: str | Path) -> LayerProfile:
         raise_first(error, str(path))
 
 
-def _recomputing(profile: LayerProfile, first: int, end: int, plain: Stage) -> dict[str, float]:
-    """What recomputation layer by layer changes of a stage (its R not yet folded into B).
+def _checkpointed(profile: LayerProfile, first: int, end: int, plain: Stage) -> dict[str, float]:
+    """What recomputation layer by layer changes of a stage, as an R that is not yet folded into B.
 
     Each layer is made anew from its input when the backward comes to it. Then the inputs of the layers before
     it are still held, and, where B and W are apart, what W needs of those behind it. ``mem_b`` is the most
@@ -142,6 +142,7 @@ def _recomputing(profile: LayerProfile, first: int, end: int, plain: Stage) -> d
         "mem_r": min(mem_b, ahead),
         "mem_b": mem_b,
         "peak_b": plain.peak_b + more,
+        "peak_bw": plain.peak_fused,
     }
 
 
@@ -160,10 +161,15 @@ def join_profiles(profiles: Sequence[LayerProfile]) -> LayerProfile:
 
 
 class Keep(StrEnum):
-    """What happens to a stage's activations between F and B."""
+    """What happens to a stage's activations between F and B.
+
+    ``recompute``: the whole stage runs F again from its input, as the runtime's R does. ``checkpoint``: the
+    model itself does, layer by layer within the backward (activation checkpointing of each layer).
+    """
 
     plain = "plain"
     recompute = "recompute"
+    checkpoint = "checkpoint"
     offload = "offload"
 
 
@@ -180,11 +186,11 @@ def stage_of(
 ) -> Stage:
     """Layers ``first`` to ``end - 1`` as one stage on a device of a speed.
 
-    The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only each layer's input is kept
-    between F and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
-    :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With ``offload`` nothing is kept,
-    and F and B are longer by the part of the transfer that the host's ``overlap`` does not hide. In both,
-    what W needs stays on the device from B to W.
+    The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only the stage's input is kept
+    between F and B, with ``checkpoint`` each layer's input; F runs again right before B, within it (``t_b``
+    and ``t_bw`` grow by ``t_f``, :mod:`zbsolve.recompute`), or, for ``recompute`` without ``fold``, as an R
+    of its own. With ``offload`` nothing is kept, and F and B are longer by the part of the transfer that the
+    host's ``overlap`` does not hide. In all, what W needs stays on the device from B to W.
     """
     run = profile.layers[first:end]
 
@@ -212,8 +218,11 @@ def stage_of(
     if keep is Keep.plain:
         return plain
     if keep is Keep.recompute:
-        stage = plain.model_copy(update=_recomputing(profile, first, end, plain))
+        kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
+        stage = plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
         return folded(stage) if fold else stage
+    if keep is Keep.checkpoint:
+        return folded(plain.model_copy(update=_checkpointed(profile, first, end, plain)))
     if host is None:
         raise InputError('offload: the cluster has no "host": give its bandwidth')
     # As a recomputation that keeps nothing, whose R is the wait for what comes back; F waits for it to go.

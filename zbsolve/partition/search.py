@@ -386,7 +386,7 @@ class JointSearch:
         reason = f" (the last one tried: {self._refusal})" if self._refusal is not None else ""
         return InfeasibleError(
             "infeasible: no split of the layers fits the devices' memory"
-            f"{reason}: use more devices, or allow recompute or offload"
+            f"{reason}: use more devices, or allow checkpoint, recompute or offload"
         )
 
 

@@ -25,7 +25,7 @@ from zbsolve.plan import Plan
 from zbsolve.solver import solve
 
 # What a configuration costs depends on these rules; another number makes stored results void.
-RULES = 3
+RULES = 4
 
 # Families that the joint search divides per configuration and pipeline device.
 STEPS = 6
@@ -36,7 +36,10 @@ GRADIENT_SHARE = 0.125
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One point of the grid. ``schedule`` is ``solved`` (split and order decided jointly) or a baseline."""
+    """One point of the grid. ``schedule`` is ``solved`` (split and order decided jointly) or a baseline.
+
+    ``recompute``: stages may checkpoint their layers.
+    """
 
     p: int
     d: int
@@ -211,7 +214,7 @@ def evaluate(inputs: Inputs, config: Config, steps: int = STEPS) -> Outcome:
 def _replica(
     profile: LayerProfile, part: Cluster, config: Config, steps: int
 ) -> tuple[Plan, float, tuple[int, ...], tuple[str, ...]]:
-    keeps = (Keep.plain, Keep.recompute) if config.recompute else (Keep.plain,)
+    keeps = (Keep.plain, Keep.checkpoint) if config.recompute else (Keep.plain,)
     problem = DecisionProblem(profile, part, config.p, config.m, placements=(config.placement,), keeps=keeps)
     if config.schedule == "solved":
         result = decide(problem, time_limit=1e9, steps=steps * config.p)
