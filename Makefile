@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint docs docs-serve pictures clean
+.PHONY: demo test test-slow gpu-check lint docs docs-serve pictures clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,10 @@ docs-serve: $(STAMP)
 # Every picture of the documentation anew; needs a Chromium.
 pictures: $(STAMP)
 	$(BIN)/python docs/make_pictures.py
+
+# Every test that needs a GPU; without one they are skipped, and gpu-results.xml says so.
+gpu-check: $(STAMP)
+	$(BIN)/python -m pytest tests/gpu -m gpu --timeout 1200 --junitxml=gpu-results.xml
 
 clean:
 	rm -rf $(VENV) build dist demo_out site *.egg-info

@@ -1,6 +1,7 @@
 """Executes one device's program, action by action, and records what each op took.
 
-The program is the plan's: nothing is reordered, added or left out. What a stage computes is behind
+The program is the plan's: nothing is reordered, added or left out. The two halves of an F&B pair run one
+after the other and are recorded as one interval. What a stage computes is behind
 :class:`StageSet`, so real layers and emulated ones run through the same loop.
 
 Times come from ``time.perf_counter``, which on Linux is one clock for all processes of a host. On several
@@ -13,24 +14,30 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from zbsolve.graph import Task, TaskKind
 from zbsolve.instance import Instance
-from zbsolve.plan import Action, Program
-from zbsolve.runtime.status import Status
+from zbsolve.memory import Pairs
+from zbsolve.plan import Program
+from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
+from zbsolve.schedule import Schedule, TimedTask
+
+# (stage, micro-batch)
+Fused = Set[tuple[int, int]]
 
 
 class StageSet(Protocol):
     """The stages that a device holds."""
 
-    def begin(self, step: int) -> None:
-        """Get ready for a step (not timed)."""
+    def begin(self, step: int, fused: Fused, pairs: Pairs) -> None:
+        """Get ready for a step (not timed) in which ``fused`` have BW where the others have B and W."""
         ...
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
@@ -39,6 +46,14 @@ class StageSet(Protocol):
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op; returns what goes to the next consumer (outputs of F, input gradients of B, BW)."""
+        ...
+
+    def complete(self, stage: int) -> None:
+        """All weight gradients of a stage are there."""
+        ...
+
+    def end(self) -> None:
+        """The step's ops are done; what :meth:`complete` began must be, too."""
         ...
 
 
@@ -83,14 +98,6 @@ def _cuda_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-@dataclass
-class _Timed:
-    action: Action
-    before_wait: object
-    start: object
-    end: object
-
-
 @dataclass(frozen=True)
 class OpRecord:
     """One op as measured, in seconds on the host's clock."""
@@ -103,134 +110,211 @@ class OpRecord:
     wait: float
 
 
+Key = tuple[str, int, int]  # direction F or B, stage, micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Compute:
+    """An op with everything that its place in the program decides.
+
+    ``source`` is the message it consumes, from this device when ``local``. ``answers`` is the number of our
+    own forward message whose consumer must have run when ``source`` is there. ``hands`` is the key under
+    which its result waits for the next op, here when ``hands_local``, else for its send. ``completes``: no
+    gradient of its stage's weights comes after it. ``paired``: it is half of an F&B pair.
+    """
+
+    op: str
+    stage: int
+    microbatch: int
+    waiting: bytes
+    running: bytes
+    source: Key | None
+    local: bool
+    answers: int | None
+    hands: Key | None
+    hands_local: bool
+    completes: bool
+    paired: bool
+
+    @property
+    def receives(self) -> bool:
+        """Whether it waits for another device."""
+        return self.source is not None and not self.local
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A send or a receive."""
+
+    sends: bool
+    key: Key
+    message: int
+    peer: int
+    running: bytes
+
+
+def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]:
+    """The program with each action's neighbours looked up once, not in every step."""
+    device_of = [stage.device for stage in instance.stages]
+    pairs = pairs_of(program)
+    paired = {task for pair in pairs for task in pair}
+    sent = {(a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")}
+    last_of = {a.stage: a for a in program.actions if a.op in ("W", "BW")}
+    compiled: list[_Compute | _Transfer] = []
+    for action in program.actions:
+        op, stage, microbatch = action.op, action.stage, action.microbatch
+        running = encode(op, stage, microbatch)
+        if not action.is_compute:
+            assert action.peer is not None
+            assert action.message is not None
+            key = (op[-1], stage, microbatch)
+            compiled.append(_Transfer(op.startswith("SEND"), key, action.message, action.peer, running))
+            continue
+        source = hands = None
+        local = hands_local = False
+        if op not in ("W", "R"):
+            direction, forward = ("F", 1) if op == "F" else ("B", -1)
+            before, after = stage - forward, stage + forward
+            ends = instance.is_first(stage), instance.is_last(stage)
+            if not ends[op != "F"]:
+                source = (direction, stage, microbatch)
+                local = device_of[before] == program.device
+            if not ends[op == "F"]:
+                hands_local = device_of[after] == program.device
+                hands = (direction, after if hands_local else stage, microbatch)
+        answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
+        waiting = encode(op, stage, microbatch, waiting=True)
+        completes = action is last_of[stage]
+        half = Task(TaskKind(op), stage, microbatch) in paired
+        compiled.append(
+            _Compute(
+                op,
+                stage,
+                microbatch,
+                waiting,
+                running,
+                source,
+                local,
+                answers,
+                hands,
+                hands_local,
+                completes,
+                half,
+            )
+        )
+    return compiled
+
+
+def pairs_of(program: Program) -> Pairs:
+    """The F&B pairs of a program."""
+    timed = (
+        TimedTask(Task(TaskKind(a.op), a.stage, a.microbatch), a.start, a.end)
+        for a in program.actions
+        if a.is_compute
+    )
+    return Schedule((tuple(timed),)).pairs
+
+
+def _joined(records: list[OpRecord], paired: Sequence[bool]) -> list[OpRecord]:
+    """Both halves of each F&B pair from the start of its F to the end of its BW: they are one op together."""
+    joined = list(records)
+    for place, half in enumerate(paired):
+        if half and records[place].op == "F":
+            first, second = records[place], records[place + 1]
+            joined[place] = replace(first, end=second.end)
+            joined[place + 1] = replace(second, start=first.start, wait=0.0)
+    return joined
+
+
 class Executor:
     """Runs the program of one device, step after step."""
 
     def __init__(
-        self, instance: Instance, program: Program, stages: StageSet, transport: Transport, status: Status
+        self,
+        instance: Instance,
+        program: Program,
+        stages: StageSet,
+        transport: Transport,
+        status: Status,
+        strike: Callable[[int, str, int, int], None] | None = None,
     ) -> None:
-        self.instance = instance
-        self.program = program
+        self.strike = strike
         self.stages = stages
         self.transport = transport
         self.status = status
         self.clock: Clock = CudaClock() if transport.device.type == "cuda" else Clock()
-        self._send_numbers = {
-            (a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")
-        }
+        self._actions = _compile(instance, program)
+        self._pairs = pairs_of(program)
+        self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
 
-    def step(self, number: int) -> list[OpRecord]:
-        """Run all actions of one step between two barriers."""
-        self.stages.begin(number)
-        gc.collect()
-        gc.disable()  # a collection in the middle of an op would be charged to it
+    def step(self, number: int, *, together: bool = True) -> list[OpRecord]:
+        """Run all actions of one step, between two barriers unless not ``together``."""
+        self.stages.begin(number, self._fused, self._pairs)
+        # A collection in the middle of an op would be charged to it. Young objects hold what the last step
+        # left behind; the old ones (torch itself has half a million) are Python's business, between steps.
+        gc.collect(1)
+        gc.disable()
         self.status.set("barrier", number, -1, -1)
         try:
-            dist.barrier()
+            if together:
+                dist.barrier()
             self.clock.open()
-            timed = self._run(number)
+            marks = self._run(number)
             self.status.set("barrier", number, -1, -1)
             self.transport.finish()
-            dist.barrier()
+            self.stages.end()
+            if together:
+                dist.barrier()
         finally:
             gc.enable()
-        return [self._record(entry) for entry in timed]
-
-    def _run(self, number: int) -> list[_Timed]:
-        mark = self.clock.mark
-        incoming: dict[tuple[str, int, int], Incoming] = {}
-        local: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-        outbox: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-        timed: list[_Timed] = []
-        for action in self.program.actions:
-            op, stage, microbatch = action.op, action.stage, action.microbatch
-            if action.is_compute:
-                self.status.set(op, number, stage, microbatch, waiting=True)
-                before_wait = mark()
-                received = self._input(action, incoming, local)
-                self.status.set(op, number, stage, microbatch)
-                start = mark()
-                result = self.stages.run(op, stage, microbatch, received)
-                self._hand_over(action, result, local, outbox)
-                timed.append(_Timed(action, before_wait, start, mark()))
-                continue
-            assert action.peer is not None
-            assert action.message is not None
-            self.status.set(op, number, stage, microbatch)
-            direction = op[-1]
-            if op.startswith("RECV"):
-                shapes = self.stages.shapes(direction, stage, microbatch)
-                incoming[direction, stage, microbatch] = self.transport.receive(
-                    action.message, action.peer, shapes
-                )
-            else:
-                self.transport.send(action.message, action.peer, outbox.pop((direction, stage, microbatch)))
-            if timed:  # An op's length includes the calls that follow it; only waiting is not busy.
-                timed[-1].end = mark()
-        return timed
-
-    def _input(
-        self,
-        action: Action,
-        incoming: dict[tuple[str, int, int], Incoming],
-        local: dict[tuple[str, int, int], list[torch.Tensor]],
-    ) -> list[torch.Tensor]:
-        """What an op needs from its neighbour, waiting for it where it comes from another device."""
-        stage, microbatch = action.stage, action.microbatch
-        if action.op == "W":
-            return []
-        direction = "F" if action.op == "F" else "B"
-        source = stage - 1 if direction == "F" else stage + 1
-        if not 0 <= source < self.instance.num_stages:
-            return []
-        key = (direction, stage, microbatch)
-        if self.instance.stages[source].device == self.program.device:
-            return local.pop(key)
-        received = incoming.pop(key).wait()
-        if direction == "B":
-            # The gradient is the answer to our own forward message: its consumer has run.
-            sent = self._send_numbers.get(("SEND_F", stage, microbatch))
-            if sent is not None:
-                self.transport.release(sent)
-        return received
-
-    def _hand_over(
-        self,
-        action: Action,
-        result: list[torch.Tensor],
-        local: dict[tuple[str, int, int], list[torch.Tensor]],
-        outbox: dict[tuple[str, int, int], list[torch.Tensor]],
-    ) -> None:
-        if action.op == "W":
-            return
-        direction = "F" if action.op == "F" else "B"
-        target = action.stage + 1 if direction == "F" else action.stage - 1
-        if not 0 <= target < self.instance.num_stages:
-            return
-        if self.instance.stages[target].device == self.program.device:
-            local[direction, target, action.microbatch] = result
-        else:
-            outbox[direction, action.stage, action.microbatch] = result
-
-    def _record(self, entry: _Timed) -> OpRecord:
         seconds = self.clock.seconds
-        start = seconds(entry.start)
-        action = entry.action
-        waits = self._receives(action)
-        return OpRecord(
-            action.op,
-            action.stage,
-            action.microbatch,
-            start,
-            seconds(entry.end),
-            start - seconds(entry.before_wait) if waits else 0.0,
-        )
+        records = []
+        for action, (waited_from, start, end) in marks:
+            begun = seconds(start)
+            wait = begun - seconds(waited_from) if action.receives else 0.0
+            records.append(OpRecord(action.op, action.stage, action.microbatch, begun, seconds(end), wait))
+        return _joined(records, [action.paired for action, _ in marks])
 
-    def _receives(self, action: Action) -> bool:
-        if action.op == "W":
-            return False
-        source = action.stage - 1 if action.op == "F" else action.stage + 1
-        return (
-            0 <= source < self.instance.num_stages
-            and self.instance.stages[source].device != self.program.device
-        )
+    def _run(self, number: int) -> list[tuple[_Compute, list[object]]]:
+        """All actions of a step; each op with the marks of its wait, start and end."""
+        mark, place = self.clock.mark, self.status.at
+        run, transport, strike = self.stages.run, self.transport, self.strike
+        incoming: dict[Key, Incoming] = {}
+        local: dict[Key, list[torch.Tensor]] = {}
+        outbox: dict[Key, list[torch.Tensor]] = {}
+        marks: list[tuple[_Compute, list[object]]] = []
+        last: list[object] = [None, None, None]
+        for action in self._actions:
+            if isinstance(action, _Compute):
+                received: list[torch.Tensor] = []
+                waited_from = None
+                if action.source is not None:
+                    if action.local:
+                        received = local.pop(action.source)
+                    else:
+                        place(action.waiting)
+                        waited_from = mark()
+                        received = incoming.pop(action.source).wait()
+                        if action.answers is not None:
+                            # The gradient is the answer to our own forward message: its consumer has run.
+                            transport.release(action.answers)
+                place(action.running)
+                start = mark()
+                if strike is not None:
+                    strike(number, action.op, action.stage, action.microbatch)
+                result = run(action.op, action.stage, action.microbatch, received)
+                if action.hands is not None:
+                    (local if action.hands_local else outbox)[action.hands] = result
+                if action.completes:
+                    self.stages.complete(action.stage)
+                last = [waited_from, start, mark()]
+                marks.append((action, last))
+                continue
+            place(action.running)
+            if action.sends:
+                transport.send(action.message, action.peer, outbox.pop(action.key))
+            else:
+                shapes = self.stages.shapes(*action.key)
+                incoming[action.key] = transport.receive(action.message, action.peer, shapes)
+            last[2] = mark()  # an op's length includes the calls that follow it: only waiting is not busy
+        return marks

@@ -15,9 +15,11 @@ import torch
 from torch import nn
 
 from zbsolve.plan import Program
+from zbsolve.runtime.gradient_sums import accumulate, unique
 from zbsolve.runtime.models import PipelineModel, StageLayers, stage_ranges
-from zbsolve.runtime.split_backward import accumulate, unique
-from zbsolve.runtime.stages import RealStages, move, step_data, step_seed
+from zbsolve.runtime.randomness import set_seed, step_seed
+from zbsolve.runtime.split_backward import autocasting
+from zbsolve.runtime.stages import RealStages, move, step_data
 
 # Relative to the largest entry of the gradient; sums in float32 taken in another order differ by 1e-7.
 TOLERANCE = 1e-5
@@ -50,17 +52,24 @@ def reference_gradients(
     step: int,
     count: int,
     device: torch.device,
+    autocast: torch.dtype | None = None,
+    scale: float = 1.0,
 ) -> dict[int, list[torch.Tensor | None]]:
-    """Gradients of the stages named in ``orders``, parameters in ``named_parameters`` order."""
+    """Gradients of the stages named in ``orders``, parameters in ``named_parameters`` order.
+
+    ``count`` micro-batches make the step; ``autocast`` and ``scale`` are what the run has.
+    """
     stages = [StageLayers([model.layers[i] for i in held]).to(device).train() for held in stage_ranges(split)]
     wanted = unique(p for s in orders for p in stages[s].parameters() if p.requires_grad)
     per_microbatch: list[dict[nn.Parameter, torch.Tensor]] = []
     for j, batch in enumerate(step_data(model, step, count)):
         value = move(batch.inputs, device)
         for s, stage in enumerate(stages):
-            torch.manual_seed(step_seed(seed, step, s, j))
-            value = stage(value)
-        loss = model.loss(value, move(batch.targets, device)) * batch.weight
+            set_seed(step_seed(seed, step, s, j), device)
+            with autocasting(device, autocast):  # a context a stage, as each rank has its own
+                value = stage(value)
+        with autocasting(device, autocast):
+            loss = model.loss(value, move(batch.targets, device)) * (batch.weight * scale)
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if wanted and loss.requires_grad:
             found = torch.autograd.grad(loss, wanted, allow_unused=True)

@@ -6,6 +6,8 @@ store does. The parent reads each rank's place from its status file, which survi
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import datetime
 import json
 import logging
@@ -23,8 +25,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.plan import Plan
-from zbsolve.runtime.status import announce_failure, read_place
-from zbsolve.runtime.worker import Job, Outcome
+from zbsolve.runtime.options import Job
+from zbsolve.runtime.outcome import Outcome
+from zbsolve.runtime.status import Place, announce_failure, read_place
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ _END_SECONDS = 5.0
 
 # glibc gives large blocks back to the system by default; the page faults of taking them again made the
 # same ops 21 to 36 % slower.
-_MALLOC = {
+MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
@@ -51,7 +54,8 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
     EnvironmentFailedError
         A rank raised, was killed, or nothing moved for the job's timeout; names rank, op, stage, micro-batch.
     """
-    size = plans[0].instance.num_devices
+    options = job.options
+    size = plans[0].instance.num_devices * options.data_parallel
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
         paths = []
@@ -60,9 +64,9 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
             plan.save(paths[-1])
         job = replace(job, plans=tuple(paths), outcome=str(folder / "outcome.json"))
         job.save(folder / "job.json")
-        limit = datetime.timedelta(seconds=job.timeout)
+        limit = datetime.timedelta(seconds=options.timeout)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-        processes = [_start(folder, rank, size, store.port, job) for rank in range(size)]
+        processes = _start_all(folder, size, store.port, job)
         try:
             _watch(folder, processes, store, job, progress)
         finally:
@@ -74,35 +78,102 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
     return [Outcome.from_json(entry) for entry in data]
 
 
-def _start(folder: Path, rank: int, size: int, port: int, job: Job) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    environment.update(_MALLOC)
+class RankProcess:
+    """A rank on this host. It is the rank server's child: its exit code is read from a file."""
+
+    def __init__(self, pid: int, exit_file: Path, server: subprocess.Popen[bytes]) -> None:
+        self.pid, self._exit_file, self._server = pid, exit_file, server
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, None while it runs; negative when a signal ended it."""
+        if self.returncode is None:
+            try:
+                self.returncode = int(self._exit_file.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                if self._server.poll() is not None:
+                    self.kill()
+                    self.returncode = -signal.SIGKILL
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it without asking."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return once it has ended."""
+        while self.poll() is None:
+            time.sleep(_POLL_SECONDS)
+
+
+_servers: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _server(threads: int) -> subprocess.Popen[bytes]:
+    """The rank server for ranks of so many threads; it stays for the next run of this process."""
+    server = _servers.get(threads)
+    if server is None or server.poll() is not None:
+        environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": str(threads)}
+        environment["PYTHONPATH"] = os.pathsep.join([*(entry for entry in sys.path if entry), os.getcwd()])
+        server = subprocess.Popen(
+            [sys.executable, "-m", "zbsolve.runtime.rank_server"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the process that watches the ranks
+        )
+        _servers[threads] = server
+    return server
+
+
+@atexit.register
+def _close_servers() -> None:
+    for server in _servers.values():
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait()
+
+
+def _start_all(folder: Path, size: int, port: int, job: Job) -> list[RankProcess]:
+    environment = {**os.environ, **MALLOC}
     environment.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS=str(job.threads),
-        PYTHONPATH=os.pathsep.join([entry for entry in sys.path if entry] + [os.getcwd()]),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS=str(job.options.threads)
     )
     environment.pop("LOCAL_RANK", None)
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    command = [sys.executable, "-m", "zbsolve.runtime.worker", "--job"]
-    command += [str(folder / "job.json"), str(rank), str(size)]
-    with (folder / f"log{rank}").open("wb") as log:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
+    request = {
+        "folder": str(folder),
+        "size": size,
+        "environment": environment,
+        "cwd": os.getcwd(),
+        "path": [*(entry for entry in sys.path if entry), os.getcwd()],
+    }
+    server = _server(job.options.threads)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        server.stdin.write(json.dumps(request).encode() + b"\n")
+        server.stdin.flush()
+        pids = json.loads(server.stdout.readline())
+    except (OSError, json.JSONDecodeError) as error:
+        raise EnvironmentFailedError(
+            f"the process that starts the ranks has ended ({error}): run it again with ZBSOLVE_LOG=DEBUG"
+        ) from None
+    return [RankProcess(pid, folder / f"exit{rank}", server) for rank, pid in enumerate(pids)]
 
 
 def _watch(
     folder: Path,
-    processes: Sequence[subprocess.Popen[bytes]],
+    processes: Sequence[RankProcess],
     store: TCPStore,
     job: Job,
     progress: Callable[[str], None] | None,
 ) -> None:
     """Return when all ranks ended well; raise as soon as one did not, after ending the rest."""
-    moved, last = time.monotonic(), -1
+    moved = time.monotonic()
+    last: list[Place] = []
     shown = ""
     while True:
         codes = [process.poll() for process in processes]
@@ -112,10 +183,9 @@ def _watch(
         if all(code == 0 for code in codes):
             return
         places = [read_place(folder / f"status{rank}") for rank in range(len(processes))]
-        total = sum(place.progress for place in places)
-        if total != last:
-            moved, last = time.monotonic(), total
-        elif time.monotonic() - moved > job.timeout + _END_SECONDS:
+        if places != last:
+            moved, last = time.monotonic(), places
+        elif time.monotonic() - moved > job.options.timeout + _END_SECONDS:
             where = "; ".join(f"rank {rank} in {place}" for rank, place in enumerate(places))
             raise EnvironmentFailedError(f"nothing moved for {time.monotonic() - moved:.0f} s: {where}")
         text = f"{places[0].op} of step {places[0].step}" if places[0].step < 0 else f"step {places[0].step}"
@@ -126,11 +196,9 @@ def _watch(
         time.sleep(_POLL_SECONDS)
 
 
-def _end_all(
-    folder: Path, processes: Sequence[subprocess.Popen[bytes]], store: TCPStore, failed: int
-) -> None:
+def _end_all(folder: Path, processes: Sequence[RankProcess], store: TCPStore, failed: int) -> None:
     """Make the failure known, let the others end, and raise what happened."""
-    cause = _words(folder, failed, processes[failed].returncode)
+    cause = _words(folder, failed, processes[failed].returncode or 0)
     cause = announce_failure(store, cause)
     until = time.monotonic() + _END_SECONDS
     while time.monotonic() < until and any(process.poll() is None for process in processes):

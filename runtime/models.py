@@ -136,7 +136,7 @@ def recorded_split(instance: Instance) -> tuple[int, ...] | None:
     """Layers per stage as a profile recorded them in the stage names, or None when it did not."""
     sizes = []
     following = 0
-    for stage in instance.stages:
+    for stage in instance.stages[: instance.chain]:
         words = (stage.name or "").partition(":")[0].split()
         first, dash, last = words[1].partition("-") if len(words) == 2 and words[0] == "layers" else ("",) * 3
         if not (dash and first.isdecimal() and last.isdecimal() and int(first) == following):
@@ -152,9 +152,10 @@ class StageLayers(nn.Module):
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self._in_order = tuple(layers)
 
     def forward(self, value: Any) -> Any:
-        for layer in self.layers:
+        for layer in self._in_order:
             value = layer(value)
         return value
 

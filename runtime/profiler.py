@@ -16,7 +16,7 @@ from statistics import median
 from zbsolve.graph import BW, B, F, Task, W, predecessors
 from zbsolve.instance import Instance
 from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
-from zbsolve.runtime.worker import Outcome
+from zbsolve.runtime.outcome import Outcome
 from zbsolve.simulator import simulate
 from zbsolve.trace import Trace, measured_hops
 

@@ -9,10 +9,9 @@ random state are undone.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,52 +21,19 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
+from zbsolve.memory import Pairs
+from zbsolve.runtime.boundary import Boundary
+from zbsolve.runtime.gradient_sums import unique
+from zbsolve.runtime.ledger import MemoryLedger
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
-from zbsolve.runtime.split_backward import (
-    Mechanism,
-    SplitStage,
-    refuse_graph,
-    refuse_unsupported,
-    unique,
-)
+from zbsolve.runtime.randomness import step_seed
+from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import MAX_PARTS, Shape
-from zbsolve.runtime.values import Spec, flatten, unflatten
+from zbsolve.runtime.values import flatten, unflatten
 
 _WEIGHT_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """What a stage receives going forward, and which of it gets a gradient."""
-
-    spec: Spec
-    shapes: tuple[Shape, ...]
-    needs: tuple[bool, ...]
-
-    @property
-    def gradient_shapes(self) -> tuple[Shape, ...]:
-        """What goes back over it."""
-        return tuple(shape for shape, need in zip(self.shapes, self.needs, strict=True) if need)
-
-    def to_text(self) -> str:
-        """For the store."""
-        shapes = [[list(s.size), str(s.dtype).removeprefix("torch.")] for s in self.shapes]
-        return json.dumps([self.spec, shapes, list(self.needs)])
-
-    @classmethod
-    def from_text(cls, text: str) -> Boundary:
-        """From the store."""
-        spec, shapes, needs = json.loads(text)
-        return cls(spec, tuple(Shape(tuple(s), getattr(torch, d)) for s, d in shapes), tuple(needs))
-
-
-def step_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
-    """Random state of one F: a function of its place alone, so that any order draws the same numbers."""
-    mixed = seed
-    for part in (step, stage, microbatch):
-        mixed = (mixed * 1_000_003 + part + 1) % (2**63 - 1)
-    return mixed
 
 
 def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:
@@ -108,7 +74,18 @@ def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
 
 
 class RealStages:
-    """The stages of one device with their layers, data and agreed boundaries."""
+    """The stages of one device with their layers, data and agreed boundaries.
+
+    Parameters
+    ----------
+    replica, replicas : int
+        Which of several pipelines side by side this is: it takes its share of every step's micro-batches.
+    pipeline, siblings : process group, optional
+        The ranks of this pipeline in device order (default: all ranks), and those of the same device in
+        every pipeline, which sum their gradients.
+    autocast : torch.dtype, optional
+        Type that every F runs under; ``scale`` multiplies every loss.
+    """
 
     def __init__(
         self,
@@ -119,15 +96,34 @@ class RealStages:
         mechanism: Mechanism,
         seed: int,
         device: torch.device,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
+        pipeline: dist.ProcessGroup | None = None,
+        siblings: dist.ProcessGroup | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.model, self.instance, self.seed = model, instance, seed
         self.device_index, self.device = device_index, device
-        self.last = instance.num_stages - 1
+        self.first_microbatch = replica * instance.total_microbatches
+        self.total_microbatches = replicas * instance.total_microbatches
+        self.pipeline, self.siblings = pipeline, siblings
+        self.autocast = autocast
+        self.scale = 1.0
+        # Stage of the model -> group over its replicas' devices, None where one device has them all.
+        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        self.reduces = True
+        self._reducing: list[dist.Work] = []
+        self._unfinished: set[int] = set()
+        self.chain = instance.chain
         ranges = stage_ranges(split)
         self.stages: dict[int, SplitStage] = {}
         for s in instance.stages_on(device_index):
-            layers = StageLayers([model.layers[i] for i in ranges[s]]).to(device).train()
-            self.stages[s] = SplitStage(layers, s, mechanism)
+            held = [model.layers[i] for i in ranges[s % self.chain]]
+            if s >= self.chain:
+                held = copy.deepcopy(held)  # another replica has weights of its own, equal at the start
+            layers = StageLayers(held).to(device).train()
+            self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
         self.memory = MemoryLedger()
         self._boundaries: dict[str, dict[int, Boundary]] = {}
@@ -150,7 +146,7 @@ class RealStages:
     def agree(self, store: Store, steps: int, status: Status) -> None:
         """Walk one micro-batch of every distinct shape through all stages and share what it showed."""
         for step in range(steps):
-            for batch in step_data(self.model, step, self.instance.num_microbatches):
+            for batch in step_data(self.model, step, self.total_microbatches):
                 signature = _signature(batch)
                 if signature not in self._boundaries:
                     number = len(self._boundaries)
@@ -162,7 +158,7 @@ class RealStages:
         tensors, spec = flatten(batch.inputs, "microbatches(): inputs")
         found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors))
         carried = [t.to(self.device) for t in tensors]
-        for s in range(self.instance.num_stages):
+        for s in range(self.chain):
             here = self.instance.stages[s].device == self.device_index
             status.set("setup", -1, s, -1)
             if here and s > 0 and self.instance.stages[s - 1].device != self.device_index:
@@ -172,7 +168,7 @@ class RealStages:
                 outputs, text = self._try_stage(s, found[s], carried, batch)
                 store.set(key, text)
                 carried = outputs
-            if s < self.last:
+            if s + 1 < self.chain:
                 found[s + 1] = Boundary.from_text(store.get(key).decode())
                 target = self.instance.stages[s + 1].device
                 if here and target != self.device_index:
@@ -185,24 +181,26 @@ class RealStages:
         if tensors is None:
             received = [torch.empty(s.size, dtype=s.dtype, device=self.device) for s in shapes]
             for tensor in received:
-                dist.recv(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, peer)
+                wire = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+                dist.recv(wire, group=self.pipeline, group_src=peer)
             return received
         for tensor in tensors:
             solid = tensor.contiguous()
-            dist.send(solid.view(torch.uint8) if solid.dtype == torch.bool else solid, peer)
+            wire = solid.view(torch.uint8) if solid.dtype == torch.bool else solid
+            dist.send(wire, group=self.pipeline, group_dst=peer)
         return tensors
 
     def _try_stage(
         self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
     ) -> tuple[list[torch.Tensor], str]:
         module = self.stages[s].module
-        with _undone(module), torch.enable_grad():
+        with _undone(module), torch.enable_grad(), self.stages[s].casting():
             leaves = [
                 t.detach().requires_grad_(n) if n else t.detach()
                 for t, n in zip(inputs, boundary.needs, strict=True)
             ]
             value = module(unflatten(leaves, boundary.spec))
-            if s == self.last:
+            if s + 1 == self.chain:
                 loss = self.model.loss(value, move(batch.targets, self.device))
                 if loss.dim() != 0 or not loss.is_floating_point():
                     raise InputError(f"loss() returned shape {tuple(loss.shape)}: return one floating number")
@@ -217,20 +215,29 @@ class RealStages:
 
     # --- a step ---------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, fused: Set[tuple[int, int]], pairs: Pairs) -> None:
         """Fetch the step's data."""
         self._step = step
-        self._data = step_data(self.model, step, self.instance.num_microbatches)
+        self._fused = fused
+        self._data = step_data(self.model, step, self.total_microbatches)
+        self._unfinished = set(self.stages)
+        if self.device.type == "cuda":
+            self._allocated = torch.cuda.memory_allocated(self.device)
         self._signatures = [_signature(batch) for batch in self._data]
         self.losses = {}
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
         """As agreed for the micro-batch's shape."""
-        boundary = self._boundary(stage if direction == "F" else stage + 1, microbatch)
+        boundary = self._boundary(stage if direction == "F" else stage + 1, self._number(stage, microbatch))
         return boundary.shapes if direction == "F" else boundary.gradient_shapes
 
-    def _boundary(self, stage: int, microbatch: int) -> Boundary:
-        return self._boundaries[self._signatures[microbatch]][stage]
+    def _number(self, stage: int, microbatch: int) -> int:
+        """A replica's micro-batch among all of the step."""
+        return self.first_microbatch + stage // self.chain * self.instance.num_microbatches + microbatch
+
+    def _boundary(self, stage: int, number: int) -> Boundary:
+        """What goes into a stage."""
+        return self._boundaries[self._signatures[number]][stage % self.chain]
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op on the stage's layers."""
@@ -239,6 +246,9 @@ class RealStages:
             result = self._forward(split, stage, microbatch, received)
         elif op == "W":
             split.backward_weight(microbatch)
+            result = []
+        elif op == "R":
+            split.recompute(microbatch)
             result = []
         else:
             gradients = self._output_gradients(stage, microbatch, received)
@@ -251,24 +261,35 @@ class RealStages:
     def _forward(
         self, split: SplitStage, stage: int, microbatch: int, received: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        batch = self._data[microbatch]
-        boundary = self._boundary(stage, microbatch)
-        if stage == 0:
+        number = self._number(stage, microbatch)
+        batch = self._data[number]
+        boundary = self._boundary(stage, number)
+        last = self.instance.is_last(stage)
+        if self.instance.is_first(stage):
             received = [t.to(self.device) for t in flatten(batch.inputs, "inputs")[0]]
         finish: Callable[[Any], torch.Tensor] | None = None
-        if stage == self.last:
+        if last:
             targets = move(batch.targets, self.device)
 
             def finish(value: Any) -> torch.Tensor:
-                return self.model.loss(value, targets) * batch.weight
+                return self.model.loss(value, targets) * (batch.weight * self.scale)
 
-        seed = step_seed(self.seed, self._step, stage, microbatch)
-        outputs, spec = split.forward(microbatch, seed, received, boundary.needs, boundary.spec, finish)
-        if stage == self.last:
-            self.losses[microbatch] = outputs[0]
+        seed = step_seed(self.seed, self._step, stage % self.chain, number)
+        outputs, spec = split.forward(
+            microbatch,
+            seed,
+            received,
+            boundary.needs,
+            boundary.spec,
+            finish,
+            fused=(stage, microbatch) in self._fused,
+            recomputes=self.instance.stages[stage].t_r is not None,
+        )
+        if last:
+            self.losses[number] = outputs[0]
             return []
-        agreed = self._boundary(stage + 1, microbatch)
-        if spec != agreed.spec or _shapes(outputs) != agreed.shapes:
+        agreed = self._boundary(stage + 1, number)
+        if spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
                 f"stage {stage} returned other shapes than before step 1 for a micro-batch of the same "
                 "shape: make its output depend on the input's shape alone"
@@ -277,17 +298,62 @@ class RealStages:
 
     def _output_gradients(
         self, stage: int, microbatch: int, received: list[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
-        if stage == self.last:
-            return [torch.ones_like(self.losses[microbatch])]
+    ) -> Sequence[torch.Tensor | None]:
+        number = self._number(stage, microbatch)
+        if self.instance.is_last(stage):
+            return [torch.ones_like(self.losses[number])]
+        needs = self._boundary(stage + 1, number).needs
+        if len(received) == len(needs):
+            return received  # every output gets a gradient
         rest = iter(received)
-        return [next(rest) if need else None for need in self._boundary(stage + 1, microbatch).needs]
+        return [next(rest) if need else None for need in needs]
+
+    def complete(self, stage: int) -> None:
+        """Begin to sum a stage's gradients over the pipelines, while other stages still compute.
+
+        A parameter that several stages of this device use waits for the last of them.
+        """
+        self._unfinished.discard(stage)
+        if not self.reduces or self.siblings is None:
+            return
+        later = {p for s in self._unfinished for p in self.stages[s].parameters}
+        for parameter in self.stages[stage].parameters:
+            if parameter not in later:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)  # the others may have one
+                work = dist.all_reduce(parameter.grad, group=self.siblings, async_op=True)
+                assert work is not None
+                self._reducing.append(work)
+
+    def end(self) -> None:
+        """Wait for the sums that :meth:`complete` began, and sum over the replicas of each stage.
+
+        Every device takes the stages in model order, so that no two wait for each other.
+        """
+        for work in self._reducing:
+            work.wait()
+        self._reducing.clear()
+        if not self.reduces:
+            return
+        for stage, group in sorted(self.twins.items()):
+            own = [split.parameters for s, split in self.stages.items() if s % self.chain == stage]
+            for copies in zip(*own, strict=True):
+                total = torch.zeros_like(copies[0])
+                for parameter in copies:
+                    if parameter.grad is not None:
+                        total += parameter.grad
+                if group is not None:
+                    dist.all_reduce(total, group=group)
+                for parameter in copies:
+                    if parameter.grad is None:
+                        parameter.grad = torch.empty_like(parameter)
+                    parameter.grad.copy_(total)
 
     def step_loss(self) -> float | None:
-        """The step's loss (mean over all rows) where the last stage is, else None."""
-        if self.last not in self.stages:
+        """What this device's micro-batches add to the step's loss; None where no last stage is."""
+        if not any(self.instance.is_last(s) for s in self.stages):
             return None
-        return float(sum(self.losses[j].item() for j in sorted(self.losses)))
+        return float(sum(self.losses[j].item() for j in sorted(self.losses))) / self.scale
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -304,21 +370,10 @@ class RealStages:
                 stage.accounting = False
 
     def _held(self) -> int:
+        """On CUDA what the allocator handed out since the step began, elsewhere what stages account for."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device) - self._allocated
         return sum(stage.all_held_bytes() for stage in self.stages.values())
-
-
-class MemoryLedger:
-    """Bytes held per stage after F and after B (largest micro-batch), and the device's highest sum."""
-
-    def __init__(self) -> None:
-        self.after: dict[str, dict[int, int]] = {"F": {}, "B": {}}
-        self.peak = 0
-
-    def note(self, op: str, stage: int, own: int, total: int) -> None:
-        """After an op: what its micro-batch holds on the stage, and all that the device holds."""
-        if op in self.after:
-            self.after[op][stage] = max(own, self.after[op].get(stage, 0))
-        self.peak = max(self.peak, total)
 
 
 @contextmanager
@@ -337,12 +392,15 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
     return tuple(Shape(tuple(t.shape), t.dtype) for t in tensors)
 
 
+def _has_shape(tensor: torch.Tensor, shape: Shape) -> bool:
+    return tensor.shape == shape.size and tensor.dtype == shape.dtype
+
+
 def _signature(batch: MicroBatch) -> str:
-    parts = [
-        flatten(batch.inputs, "microbatches(): inputs"),
-        flatten(batch.targets, "microbatches(): targets"),
-    ]
-    return json.dumps([[spec, [[list(t.shape), str(t.dtype)] for t in tensors]] for tensors, spec in parts])
+    """Equal for micro-batches of the same nesting, shapes and types."""
+    inputs, inputs_spec = flatten(batch.inputs, "microbatches(): inputs")
+    targets, targets_spec = flatten(batch.targets, "microbatches(): targets")
+    return repr((inputs_spec, _shapes(inputs), targets_spec, _shapes(targets)))
 
 
 def move(value: Any, device: torch.device) -> Any:

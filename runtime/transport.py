@@ -30,6 +30,8 @@ class Shape(NamedTuple):
 class Incoming:
     """A posted receive."""
 
+    __slots__ = ("_buffers", "_works")
+
     def __init__(self, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
         self._works = works
         self._buffers = buffers
@@ -42,32 +44,34 @@ class Incoming:
 
 
 class Transport:
-    """Sends and receives of one rank over an initialised process group."""
+    """Sends and receives of one rank over a process group whose ranks are the plan's devices."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.device = device
-        self._tagged = dist.get_backend() != "nccl"
+        # The group's own methods: what dist.isend and dist.irecv call after looking everything up again.
+        self._group = dist.distributed_c10d._get_default_group() if group is None else group
+        self._tagged = dist.get_backend(self._group) != "nccl"
         self._sends: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
 
     def receive(self, message: int, peer: int, shapes: Sequence[Shape]) -> Incoming:
         """Post the receive of a message; ``shapes`` were agreed before the first step."""
+        tag = message * MAX_PARTS if self._tagged else 0
         works, buffers = [], []
-        for part, shape in enumerate(shapes):
-            buffer = torch.empty(shape.size, dtype=shape.dtype, device=self.device)
-            work = dist.irecv(_bytes_like(buffer), peer, tag=self._tag(message, part))
-            assert work is not None  # every rank is in the default group
-            works.append(work)
+        for size, dtype in shapes:
+            buffer = torch.empty(size, dtype=dtype, device=self.device)
+            works.append(self._group.recv([_bytes_like(buffer)], peer, tag))
             buffers.append(buffer)
+            tag += self._tagged
         return Incoming(works, buffers)
 
     def send(self, message: int, peer: int, tensors: Sequence[torch.Tensor]) -> None:
         """Start sending; the tensors stay alive until :meth:`release` or :meth:`finish`."""
+        tag = message * MAX_PARTS if self._tagged else 0
         started = []
-        for part, tensor in enumerate(tensors):
+        for tensor in tensors:
             solid = tensor.contiguous()
-            work = dist.isend(_bytes_like(solid), peer, tag=self._tag(message, part))
-            assert work is not None
-            started.append((work, solid))
+            started.append((self._group.send([_bytes_like(solid)], peer, tag), solid))
+            tag += self._tagged
         self._sends[message] = started
 
     def release(self, message: int) -> None:
@@ -79,9 +83,6 @@ class Transport:
         """Wait for all sends. Every peer posts its receives whatever this rank does, so this ends."""
         for message in list(self._sends):
             self.release(message)
-
-    def _tag(self, message: int, part: int) -> int:
-        return message * MAX_PARTS + part if self._tagged else 0
 
 
 def _bytes_like(tensor: torch.Tensor) -> torch.Tensor:

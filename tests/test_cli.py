@@ -270,7 +270,7 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
 
 def test_shipped_instances_load_by_name() -> None:
     """Every instance that ships is readable by its bare name."""
-    names = inputs.shipped_instances()
+    names = inputs.shipped_files()
     assert len(names) == 24 + 9 + 12  # the published cells, the V cells, the unequal profile
     for name in names:
         assert inputs.load_instance(name).num_devices >= 1

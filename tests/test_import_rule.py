@@ -11,7 +11,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SOLVERS = {"pulp", "ortools", "highspy"}
 
 # The front doors may reach the runtime; everything else in the package and the formulations plans.
-FRONT_DOORS = {"zbsolve/cli/running.py", "zbsolve/demo.py"}
+FRONT_DOORS = {
+    "zbsolve/cli/running.py",
+    "zbsolve/cli/measuring.py",
+    "zbsolve/predictions.py",
+    "zbsolve/demo.py",
+}
 
 
 def sources(folder: str) -> list[Path]:

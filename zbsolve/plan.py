@@ -30,6 +30,7 @@ from zbsolve.errors import InfeasibleError
 from zbsolve.files import write_text_atomically
 from zbsolve.graph import Task, TaskKind, backward_kinds
 from zbsolve.instance import Instance, parse_instance, raise_first, read_document
+from zbsolve.links import Queue, Transfer, time_on_queues
 from zbsolve.memory import peak_memory
 from zbsolve.schedule import TIME_RTOL, Schedule, TimedTask, Violation, check
 from zbsolve.simulator import Links, topological_order
@@ -129,7 +130,8 @@ class Plan(_FileModel):
     """A schedule for an instance, lowered and certified. Times in the instance's unit.
 
     ``gap`` is (cost - lower bound) / cost for the stated objective; ``status`` is "optimal" only
-    when the proof closed it.
+    when the proof closed it. ``queue`` names the queue model whose waits the times contain
+    (:mod:`zbsolve.links`); "unlimited" has none.
     """
 
     schema_: Literal["zbsolve.plan/1"] = Field(default="zbsolve.plan/1", alias="schema")
@@ -144,6 +146,7 @@ class Plan(_FileModel):
     solver: SolverInfo
     peak_memory: tuple[Finite, ...]
     programs: tuple[Program, ...]
+    queue: Queue = "unlimited"
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
@@ -193,6 +196,7 @@ class Plan(_FileModel):
             "bound_proof": self.bound_proof.model_dump(mode="json", exclude_none=True),
             "solver": self.solver.model_dump(exclude_none=True),
             "peak_memory": list(self.peak_memory),
+            "queue": self.queue,
             "programs": [
                 {"device": program.device, "actions": [_action_json(a) for a in program.actions]}
                 for program in self.programs
@@ -494,12 +498,20 @@ def _check_messages(plan: Plan, schedule: Schedule) -> list[Violation]:
     expected = {
         (a.op, a.stage, a.microbatch): (d, a) for d, a in _message_actions(lower(plan.instance, schedule))
     }
+    queued: dict[int, Transfer] = {}
+    if plan.queue != "unlimited":
+        try:
+            timing = time_on_queues(plan.instance, plan.programs, plan.queue)
+        except InfeasibleError as error:
+            return [Violation("messages", str(error))]
+        queued = {transfer.number: transfer for transfer in timing.transfers}
     found: set[tuple[str, int, int]] = set()
     violations = []
     tolerance = TIME_RTOL * max(1.0, schedule.makespan)
     for device, action in _message_actions(plan.programs):
         key = (action.op, action.stage, action.microbatch)
-        home, due = expected.get(key, (None, action))
+        home, unhindered = expected.get(key, (None, action))
+        due = unhindered if action.message is None else queued.get(action.message, unhindered)
         if key in found:
             violations.append(Violation("messages", f"device {device}: {action} appears twice"))
         elif home != device:
@@ -593,3 +605,34 @@ def make_plan(
         peak_memory=peaks_of(instance, schedule),
         programs=lower(instance, schedule),
     )
+
+
+def assume_queue(plan: Plan, queue: Queue) -> Plan:
+    """The same programs, timed with the waits of a queue model: the plan then says that it assumes it.
+
+    The lower bound stays one: queues only add waits.
+    """
+    timing = time_on_queues(plan.instance, plan.programs, queue)
+    times: dict[Task | int, tuple[float, float]] = {t.task: (t.start, t.end) for t in timing.schedule}
+    times |= {transfer.number: (transfer.start, transfer.end) for transfer in timing.transfers}
+
+    def timed(action: Action) -> Action:
+        place = action.message
+        key = Task(TaskKind(action.op), action.stage, action.microbatch) if place is None else place
+        start, end = times[key]
+        return action.model_copy(update={"start": start, "end": end})
+
+    programs = tuple(
+        program.model_copy(update={"actions": tuple(map(timed, program.actions))})
+        for program in plan.programs
+    )
+    gap = relative_gap(timing.schedule.cost(plan.objective), plan.lower_bound)
+    changes = {
+        "programs": programs,
+        "queue": queue,
+        "makespan": timing.schedule.makespan,
+        "span": timing.schedule.span,
+        "gap": gap,
+        "status": "optimal" if gap <= OPTIMAL_GAP else "feasible",
+    }
+    return plan.model_copy(update=changes)

@@ -102,7 +102,8 @@ class Trace(_FileModel):
 
     ``split`` names, per stage, how the backward was split ("deferred", "generic" or "emulated").
     ``peak_memory`` is the highest memory per device at op boundaries, in the instance's memory unit:
-    static memory plus activations; null when nothing real was held.
+    static memory plus activations; null when nothing real was held. ``memory`` is that memory after each
+    op of each device, in program order.
     """
 
     schema_: Literal["zbsolve.trace/1"] = Field(default="zbsolve.trace/1", alias="schema")
@@ -116,12 +117,16 @@ class Trace(_FileModel):
     split: tuple[str, ...]
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     peak_memory: tuple[float, ...] | None = None
+    memory: tuple[tuple[float, ...], ...] | None = None
     gradients: GradientCheck | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _accept_json_arrays(cls, data: Any) -> Any:
-        return _tuples(data, "split", "steps", "peak_memory")
+        data = _tuples(data, "split", "steps", "peak_memory", "memory")
+        if isinstance(data, dict) and isinstance(data.get("memory"), tuple):
+            data["memory"] = tuple(tuple(v) if isinstance(v, list) else v for v in data["memory"])
+        return data
 
     @property
     def losses(self) -> tuple[float | None, ...]:
@@ -315,12 +320,12 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
     planned_idle: dict[tuple[str, int, int], float] = {}
     free = min((t.start for d in plan.schedule().devices for t in d), default=0.0)
     for (kind, stage, microbatch), start, end in program:
-        planned_idle[kind.value, stage, microbatch] = start - free
+        planned_idle[kind.value, stage, microbatch] = max(0.0, start - free)
         free = end
     busy, wait, excess, bubble = [], [], [], []
     for step in trace.steps:
         events = [event for event in step.events if event.device == device]
-        busy.append(sum(event.duration for event in events))
+        busy.append(_covered((event.start, event.end) for event in events))
         wait.append(sum(event.wait for event in events))
         excess.append(
             sum(
@@ -329,7 +334,7 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
             )
         )
         bubble.append(step.makespan - busy[-1])
-    busy_predicted = sum(end - start for _, start, end in program)
+    busy_predicted = _covered((start, end) for _, start, end in program)
     return DeviceRow(
         device=device,
         busy_predicted=busy_predicted,
@@ -339,6 +344,15 @@ def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
         wait=median(wait),
         excess_wait=median(excess),
     )
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union: the two halves of an F&B pair share one interval."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def measured_hops(instance: Instance, trace: Trace) -> tuple[float | None, ...]:

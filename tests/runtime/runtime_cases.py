@@ -205,12 +205,19 @@ class SevenRows(Model):
         return cut_rows(x, x, count)
 
 
+class SevenRows3(SevenRows):
+    """The same with three layers."""
+
+    def __init__(self) -> None:
+        Model.__init__(self, [Scale(), nn.Identity(), nn.Identity()])
+
+
 class Poisoned(Model):
-    """Step 1 has a NaN among its inputs."""
+    """Step 1 has a NaN among its inputs, and so has step 4."""
 
     def microbatches(self, step: int, count: int) -> list[MicroBatch]:
         batches = super().microbatches(step, count)
-        if step == 1:
+        if step in (1, 4):
             batches[0].inputs[0, 0] = float("nan")
         return batches
 
@@ -218,6 +225,56 @@ class Poisoned(Model):
 def poisoned() -> Poisoned:
     """Two linear layers whose second step is poisoned."""
     return Poisoned([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+
+class PoisonedBackward(nn.Module):
+    """A linear layer whose weight gradient, and nothing else, is NaN when its input's first row is marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.bend = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # d sqrt(b)/db at b = 0 is infinite, and 0 * infinity is NaN: only `bend` gets it.
+        marked = (x[:1].detach().abs() > 1e3).any().to(x.dtype)
+        return self.linear(x) * (1 + torch.sqrt(self.bend * (1 - marked)) * 0)
+
+
+class Marked(Model):
+    """Step 3 has a mark that makes the gradient of the last layer NaN, while the loss stays finite."""
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        batches = super().microbatches(step, count)
+        if step == 3:
+            batches[0].inputs[0, 0] = 1e5
+        return batches
+
+
+def nan_in_last_stage() -> Marked:
+    """Stage 1 alone has a NaN in step 3: stage 0's gradients are finite."""
+    return Marked([nn.Identity(), PoisonedBackward()])
+
+
+def trainable() -> Model:
+    """Three small layers on eight rows."""
+    return Model([nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)], rows=8)
+
+
+def trainable_two() -> Model:
+    """Two small layers on eight rows."""
+    return Model([nn.Linear(6, 6), nn.Linear(6, 6)], rows=8)
+
+
+class Normed(nn.Module):
+    """A batch norm with running means, which a step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
 
 
 class Trouble(nn.Module):
@@ -266,3 +323,89 @@ def tied_across() -> Model:
     """The same Linear first and last."""
     shared = nn.Linear(6, 6)
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
+
+
+class Gather(nn.Module):
+    """Embeds the ids, shifts by a float of the batch, and passes the mask on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+
+    def forward(self, value: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.embedding(value["ids"]) + value["shift"][:, None, None], value["mask"]
+
+
+class MaskedMean(nn.Module):
+    """The mean over unmasked places."""
+
+    def forward(self, value: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x, mask = value
+        weights = mask.to(x.dtype).unsqueeze(-1)
+        return (x * weights).sum(1) / weights.sum(1)
+
+
+class Keep(nn.Module):
+    """A linear layer on the activation, the mask beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.linear(value[0])), value[1]
+
+
+class ManyInputs(Model):
+    """Micro-batches of a dict of inputs and a tuple of targets."""
+
+    def __init__(self) -> None:
+        super().__init__([Gather(), Keep(), MaskedMean()])
+
+    def loss(self, output: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        wanted, weights = targets
+        return ((output - wanted).square() * weights.unsqueeze(-1)).mean()
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        generator = torch.Generator().manual_seed(step)
+        result = []
+        for _ in range(count):
+            ids = torch.randint(0, 7, (2, 5), generator=generator)
+            mask = torch.arange(5) < torch.randint(1, 6, (2, 1), generator=generator)
+            inputs = {"ids": ids, "mask": mask, "shift": torch.rand(2, generator=generator)}
+            targets = torch.rand(2, 6, generator=generator), torch.rand(2, generator=generator)
+            result.append(MicroBatch(inputs, targets, 1 / count))
+        return result
+
+
+def many_inputs() -> ManyInputs:
+    """Three layers, several inputs a micro-batch."""
+    return ManyInputs()
+
+
+def eight_linear() -> Model:
+    """Eight layers without randomness, rows that divide by four."""
+    return Model([layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())], rows=8)
+
+
+def small_llama() -> Any:
+    """A Llama of two blocks with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from zbsolve.runtime.adapters import causal_lm
+
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        tie_word_embeddings=False,
+    )
+    generator = torch.Generator()
+    return causal_lm(
+        LlamaForCausalLM(config),
+        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
+    )

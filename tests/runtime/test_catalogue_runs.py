@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from zbsolve.baselines import BASELINES
-from zbsolve.errors import InputError
 from zbsolve.formulas import Sizes, instance_for
 from zbsolve.plan import Plan
-from zbsolve.runtime.api import RunOptions, run_plan
+from zbsolve.runtime.api import RunOptions, run_plan, train
 from zbsolve.solver import certify
-
-QUICK = ("zb-v",)  # starting ranks takes seconds: the others are slow tests
-REFUSED = ("gpipe-r", "dualpipe")
 
 
 def plan_of(name: str, p: int, m: int) -> Plan:
@@ -29,19 +25,13 @@ def run(plan: Plan) -> None:
     )
     trace = run_plan(plan, options)
     assert trace.gradients is not None
-    assert trace.gradients.bit_equal, trace.gradients
+    assert trace.gradients.equal, trace.gradients
+    assert trace.gradients.bit_equal or plan.instance.replicas > 1, trace.gradients
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in BASELINES
-        if name not in REFUSED
-    ],
-)
+@pytest.mark.parametrize("name", BASELINES)
 def test_gradients_of_each_schedule_on_two_ranks(name: str) -> None:
-    """p = 2, m = 4: split and fused backwards, chunks in a loop and a V, F&B pairs one after the other."""
+    """p = 2, m = 4: split, fused, recomputed backwards, loops, Vs, two replicas, F&B pairs in turn."""
     run(plan_of(name, 2, 4))
 
 
@@ -52,8 +42,13 @@ def test_gradients_on_four_ranks(name: str) -> None:
     run(plan_of(name, 4, 8))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_the_runtime_does_not_execute_is_refused(name: str) -> None:
-    """One line, before anything starts."""
-    with pytest.raises(InputError, match="the runtime does not execute"):
-        run_plan(plan_of(name, 2, 4), RunOptions())
+def test_a_bidirectional_run_trains_like_one_pipeline() -> None:
+    """DualPipe's two copies of each stage keep equal weights: losses follow those of one copy on all rows."""
+    settings = {"model": "runtime_cases:trainable_two", "steps": 6, "warmup": 0, "timeout": 60.0}
+    options = RunOptions(**settings, learning_rate=0.05, clip=0.3)  # type: ignore[arg-type]
+    twice = plan_of("dualpipe", 2, 4)
+    losses = train(twice, options).trace.losses
+    # The same four micro-batches, two through each copy, through one copy of the two stages.
+    once = plan_of("1f1b", 2, 4)
+    assert (twice.instance.replicas, twice.instance.total_microbatches) == (2, 4)
+    assert losses == pytest.approx(train(once, options).trace.losses, rel=1e-5)

@@ -34,11 +34,15 @@ def linear_plan(m: int = 4) -> Plan:
 
 
 def live_ranks() -> list[psutil.Process]:
-    """Processes that this one started and that still run."""
-    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    """Ranks of this process's rank servers that still run."""
+    servers = psutil.Process().children()
+    return [p for s in servers for p in s.children() if p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("split", ["deferred", "generic"])
+both = pytest.mark.parametrize("split", ["deferred", "generic"])
+
+
+@both
 def test_frozen_prefix_over_two_ranks(split: str) -> None:
     """With stage 0 frozen every trainable gradient equals the reference, although nothing goes backward."""
     trace = run(linear_plan(), "frozen_prefix", split=split)
@@ -49,18 +53,20 @@ def test_frozen_prefix_over_two_ranks(split: str) -> None:
     assert all(len(step.events) == 2 * 4 * 3 for step in trace.steps)
 
 
-def test_two_chunks_and_messages_to_one_peer() -> None:
+@both
+def test_two_chunks_and_messages_to_one_peer(split: str) -> None:
     """p=2, two chunks a rank, m=5, backwards split and fused: messages to the same peer never mix."""
     # Every micro-batch has other values, so a swapped message changes gradients; the sums are
     # taken in the order 1, 3, 0, 2, 4 and the reference follows.
     given = cases.instance(2, 5, "loop")
-    trace = run(cases.plan(given, cases.all_forward_orders(given)), "residual")
+    trace = run(cases.plan(given, cases.all_forward_orders(given)), "residual", split=split)
     assert trace.gradients is not None
     assert trace.gradients.bit_equal, trace.gradients
     assert trace.losses[0] is not None
 
 
-def test_v_placement_tied_weights_shapes_and_structures() -> None:
+@both
+def test_v_placement_tied_weights_shapes_and_structures(split: str) -> None:
     """V on two ranks: no message at the turn, the loss on rank 0, a tied weight, dicts, shorter steps."""
     # Steps 0 and 1 have sequences of 5, later ones of 3, and 7 rows over 3 micro-batches are 3, 2, 2.
     given = cases.instance(2, 3, "v")
@@ -69,7 +75,7 @@ def test_v_placement_tied_weights_shapes_and_structures() -> None:
     # Boundaries 0 and 2 cross devices, boundary 1 does not: 2 boundaries x 2 directions x 3.
     assert len(sends) == 12
     assert not [a for a in sends if (a.op, a.stage) in {("SEND_F", 1), ("SEND_B", 2)}]
-    trace = run(plan, "tied", steps=4)
+    trace = run(plan, "tied", steps=4, split=split)
     assert trace.gradients is not None
     assert trace.gradients.equal, trace.gradients
     assert {e.device for e in trace.steps[0].events if e.stage == 3} == {0}
@@ -77,7 +83,17 @@ def test_v_placement_tied_weights_shapes_and_structures() -> None:
     assert trace.peak_memory is not None
 
 
-def test_rows_that_do_not_divide() -> None:
+@both
+def test_several_inputs_and_a_mask(split: str) -> None:
+    """Micro-batches of ids, a mask and a float, with a tuple of targets, over three ranks."""
+    plan = cases.plan(cases.instance(3, 3), cases.zb_orders(3, 3))
+    trace = run(plan, "many_inputs", split=split)
+    assert trace.gradients is not None
+    assert trace.gradients.bit_equal, trace.gradients
+
+
+@both
+def test_rows_that_do_not_divide(split: str) -> None:
     """7 rows in 3 micro-batches, loss (w x)^2 mean, w=1, x=0..6: dw = 2 * 91 / 7 = 26."""
     plan = linear_plan(3)
     gradients = reference_gradients(
@@ -91,7 +107,7 @@ def test_rows_that_do_not_divide() -> None:
     )
     assert gradients[0][0] is not None
     assert gradients[0][0].item() == pytest.approx(26.0)
-    trace = run(plan, "SevenRows", steps=1, optimizer="sgd", learning_rate=0.01)
+    trace = run(plan, "SevenRows", steps=1, optimizer="sgd", learning_rate=0.01, split=split)
     assert trace.gradients is not None
     assert trace.gradients.bit_equal
     # After one step w = 1 - 0.26 = 0.74; the next loss is 0.74^2 * 91 / 7.
@@ -156,10 +172,10 @@ def test_killed_parent_leaves_no_rank_behind(tmp_path: Path) -> None:
         process = psutil.Process(parent.pid)
         until = time.monotonic() + 40
         ranks: list[psutil.Process] = []
-        while len(ranks) < 2 and time.monotonic() < until:
-            ranks = process.children()
+        while len(ranks) < 3 and time.monotonic() < until:
+            ranks = process.children(recursive=True)
             time.sleep(0.1)
-        assert len(ranks) == 2
+        assert len(ranks) == 3  # the rank server and its two ranks
         time.sleep(4)  # long enough to be in a step on an idle machine; any moment must do
         parent.kill()
     _, alive = psutil.wait_procs(ranks, timeout=30)

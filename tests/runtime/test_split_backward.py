@@ -15,12 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from zbsolve.errors import InputError
 from zbsolve.runtime.models import GPT, StageLayers
-from zbsolve.runtime.split_backward import (
-    Mechanism,
-    SplitStage,
-    refuse_graph,
-    refuse_unsupported,
-)
+from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.values import flatten
 
 MECHANISMS: tuple[Mechanism, ...] = ("deferred", "generic")
@@ -44,7 +40,7 @@ def pipeline(
         needs = [False] * len(tensors)
         for s, stage in enumerate(split):
             finish = loss if s == last else None
-            tensors, spec = stage.forward(j, 1000 * s + j, tensors, needs, spec, finish)
+            tensors, spec = stage.forward(j, 1000 * s + j, tensors, needs, spec, finish, fused=fused)
             # Only edges know what needs a gradient; a later stage learns it the same way in a real run.
             needs = [edge is not None for edge in stage._passes[j].edges]
         back.append([torch.ones_like(tensors[0])])
@@ -178,7 +174,7 @@ def test_weight_used_twice(mechanism: Mechanism, fused: bool) -> None:
     # dX = (w w 1)^T = w [0.2, 1.0] = [.08 - .2, .14 + .3] = [-.12, .44].
     stage = SplitStage(Twice(), 0, mechanism)
     (out,), _ = stage.forward(
-        0, 0, [torch.tensor([[1.1, -0.7]])], [True], "tensor", lambda value: value.sum()
+        0, 0, [torch.tensor([[1.1, -0.7]])], [True], "tensor", lambda value: value.sum(), fused=fused
     )
     dx = (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
     if not fused:
@@ -219,7 +215,7 @@ def test_custom_function_with_two_outputs(mechanism: Mechanism, fused: bool) -> 
     """Outputs (x w1, x w2), loss (a + 10 b).sum(), x = [1, 2]: dw1 = [1, 2], dw2 = [10, 20]."""
     stage = SplitStage(TwoOutputs(), 0, mechanism)
     (out,), _ = stage.forward(
-        0, 0, [torch.tensor([1.0, 2.0])], [True], "tensor", lambda v: (v[0] + 10 * v[1]).sum()
+        0, 0, [torch.tensor([1.0, 2.0])], [True], "tensor", lambda v: (v[0] + 10 * v[1]).sum(), fused=fused
     )
     dx = (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
     if not fused:
@@ -405,10 +401,53 @@ def test_gpt_blocks_are_bit_equal(mechanism: Mechanism) -> None:
 
 
 def test_auto_looks_where_the_parameters_are() -> None:
-    """Linear stages defer, convolutions take the generic split, and a frozen stage has nothing to choose."""
+    """Linear and convolution stages defer, others split generically; a frozen one has nothing to choose."""
     assert SplitStage(nn.Linear(4, 4), 0).mechanism == "deferred"
-    assert SplitStage(nn.Conv1d(4, 4, 3), 0).mechanism == "generic"
-    assert SplitStage(nn.Conv1d(4, 4, 3).requires_grad_(False), 0).mechanism == "deferred"
+    assert SplitStage(nn.Conv1d(4, 4, 3), 0).mechanism == "deferred"
+    assert SplitStage(nn.GRU(4, 4), 0).mechanism == "generic"
+    assert SplitStage(nn.GRU(4, 4).requires_grad_(False), 0).mechanism == "deferred"
+
+
+class Convolutions(nn.Module):
+    """Three convolutions that can defer (strided, grouped, dilated) and one that cannot (padding by name)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, groups=2, dilation=2, padding=2, bias=False)
+        self.third = nn.Conv2d(4, 4, 1, padding_mode="reflect")
+        self.fourth = nn.Conv2d(4, 3, 3, padding="same")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.fourth(self.third(torch.relu(self.second(self.first(x))))))
+
+
+@both
+@fuse_or_split
+def test_convolutions(mechanism: Mechanism, fused: bool) -> None:
+    """Strided, grouped, dilated and oddly padded convolutions have autograd's gradients to the last bit."""
+    assert_equal_gradients(
+        lambda: [Convolutions(), Convolutions()], rows(2, 2, 3, 12, 12), square, mechanism, fused
+    )
+
+
+@both
+def test_first_stage_splits_its_backward(mechanism: Mechanism) -> None:
+    """Without an input that needs a gradient B still walks the stage, and W has weights left to do."""
+    # All of Linear, tanh, Linear is in W under the deferred split; the generic one gives B the deepest
+    # parameter (the first weight) to differentiate to, and W the other three.
+    stage = SplitStage(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), 0, mechanism)
+    (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [False], "tensor")
+    stage.backward_input(0, [torch.ones_like(out)])
+    record = stage._passes[0]
+    assert all(p.grad is None for p in stage.parameters)
+    assert not record.again
+    left = [i for start, _ in record.recorded for i in start.parameters]
+    put_aside = [p for call in record.store.calls for p in call.parameters]
+    assert len(left) + len(put_aside) + len(record.held) == 4
+    assert len(record.held) == (0 if mechanism == "deferred" else 1)
+    stage.backward_weight(0)
+    assert all(p.grad is not None for p in stage.parameters)
 
 
 @both

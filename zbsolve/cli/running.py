@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +29,25 @@ from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from zbsolve.instance import Instance
+    from zbsolve.partition.layers import LayerProfile
     from zbsolve.plan import Plan
+    from zbsolve.runtime.layer_profiler import LayerOptions
     from zbsolve.trace import Trace
+
+
+class Update(StrEnum):
+    """When ranks agree on the optimizer's step."""
+
+    barrier = "barrier"
+    post_validation = "post-validation"
+
+
+class Precision(StrEnum):
+    """Autocast types."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def load_runtime() -> ModuleType:
@@ -74,10 +92,14 @@ def profile_command(
     split: SplitOption = Split.auto,
     seed: SeedOption = 0,
     timeout: TimeoutOption = 120.0,
+    by_layer: Annotated[
+        bool, typer.Option("--layers", help="Each layer by itself, on one device: a layer profile.")
+    ] = False,
 ) -> None:
     """Measure a model's pass times, memory and hop latency here.
 
-    T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once.
+    T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once. With --layers, of each
+    layer, one after the other on one device: for partition, sweep and advise.
     """
     from zbsolve.files import write_text_atomically
     from zbsolve.instance import equal_stages
@@ -89,6 +111,19 @@ def profile_command(
     if memory_cap is not None:
         equal_stages(1, 1).with_memory_cap(memory_cap)  # refuse a bad cap before the measurement, not after
     runtime = load_runtime()
+    if by_layer:
+        layer_options = runtime.LayerOptions(
+            model=model,
+            num_microbatches=microbatches,
+            repeats=repeats,
+            warmup=warmup,
+            threads=threads,
+            split=split.value,
+            seed=seed,
+            timeout=timeout,
+        )
+        _profile_layers(runtime, layer_options, output)
+        return
     options = runtime.ProfileOptions(
         model=model,
         num_devices=devices,
@@ -114,6 +149,17 @@ def profile_command(
     typer.echo(f"instance: {output}")
 
 
+def _profile_layers(runtime: ModuleType, options: LayerOptions, output: Path) -> None:
+    from zbsolve.files import write_text_atomically
+    from zbsolve.report.decision_text import layer_table
+
+    with status(f"profiling the layers of {options.model} …") as update:
+        profile: LayerProfile = runtime.profile_layers(options, update)
+    write_text_atomically(output, profile.to_json())
+    make_console().print(layer_table(profile))
+    typer.echo(f"layer profile: {output}")
+
+
 @command("run")
 def run_command(
     plan: PlanArgument,
@@ -133,6 +179,17 @@ def run_command(
     timeout: TimeoutOption = 120.0,
     seed: SeedOption = 0,
     backend: Annotated[Backend, typer.Option(help="Transport.")] = Backend.auto,
+    update: Annotated[
+        Update, typer.Option(help="Optimizer's step: agreed on before, or verified afterwards.")
+    ] = Update.barrier,
+    clip: Annotated[float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients.")] = None,
+    precision: Annotated[Precision, typer.Option(help="Autocast type of every F.")] = Precision.float32,
+    accumulate: Annotated[int, typer.Option(min=1, help="Steps per optimizer step.")] = 1,
+    data_parallel: Annotated[int, typer.Option(min=1, help="Pipelines side by side.")] = 1,
+    load: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Begin from this checkpoint, of any split.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a checkpoint at the end.")] = None,
     trace_out: Annotated[
         Path | None, typer.Option("--trace-out", metavar="T.json", help="Write the measured trace here.")
     ] = None,
@@ -164,9 +221,16 @@ def run_command(
         timeout=timeout,
         seed=seed,
         backend=backend.value,
+        update=update.value,
+        clip=clip,
+        precision=precision.value,
+        accumulate=accumulate,
+        data_parallel=data_parallel,
+        load=None if load is None else str(load),
+        save=None if save is None else str(save),
     )
-    with status(f"running {plan} …") as update:
-        trace: Trace = runtime.run_plan(loaded, options, update)
+    with status(f"running {plan} …") as say:
+        trace: Trace = runtime.run_plan(loaded, options, say)
     if trace_out is not None:
         trace.save(trace_out)
     _print_run(loaded, trace)
@@ -177,6 +241,7 @@ def run_command(
 
 
 def _print_run(plan: Plan, trace: Trace) -> None:
+    from zbsolve.memory_check import compare_memory
     from zbsolve.report.text import lost_time_table, prediction_table, run_lines
     from zbsolve.trace import compare
 
@@ -186,6 +251,14 @@ def _print_run(plan: Plan, trace: Trace) -> None:
     console.print(lost_time_table(comparison, plan.instance.time_unit))
     for line in run_lines(comparison, trace, plan):
         typer.echo(line)
+    unit = plan.instance.memory_unit
+    for row in compare_memory(plan, trace):
+        line = (
+            f"memory of device {row.device}: farthest from plan after {row.worst}: {row.excess:+.4g} {unit}"
+        )
+        typer.echo(line)
+        if row.alarm:
+            typer.echo(f"ALARM: device {row.device} held {row.over_cap:.4g} {unit} more than its cap allows")
 
 
 @command("demo")

@@ -32,6 +32,7 @@ from zbsolve.report.timeline import (
     COLOURS,
     MEANINGS,
     Wait,
+    drawn,
     label,
     measured_schedule,
     measured_waits,
@@ -64,7 +65,7 @@ class Lane:
 def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -> None:
     """Gantt chart and memory of a plan, with the median measured step when a trace is given."""
     predicted = plan.schedule()
-    lanes = [Lane("predicted", predicted)]
+    lanes = [Lane("predicted", drawn(plan.instance, predicted))]
     if trace is not None:
         lanes.append(_measured_lane(plan.instance, trace))
     unit = plan.instance.time_unit

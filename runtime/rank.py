@@ -1,0 +1,318 @@
+"""One rank of a run: agrees with the others, then runs one device's program step after step.
+
+Ranks compare the plan's digest before anything else, agree on what each boundary carries, then run: one
+untimed step that is checked and whose memory is counted, warm-up steps, measured steps. Rank 0 gathers.
+With several pipelines side by side, rank r is device ``r % p`` of pipeline ``r // p``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from zbsolve.errors import EnvironmentFailedError, InputError
+from zbsolve.instance import Instance
+from zbsolve.partition.splits import even_split
+from zbsolve.plan import Plan, check_plan, load_plan
+from zbsolve.runtime import checkpoint, models
+from zbsolve.runtime.emulation import EmulatedStages
+from zbsolve.runtime.executor import Executor, OpRecord
+from zbsolve.runtime.faults import FaultAt, SlowTransport
+from zbsolve.runtime.gradient_sums import unique
+from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
+from zbsolve.runtime.options import Job
+from zbsolve.runtime.outcome import Outcome, merge, time_unit
+from zbsolve.runtime.stages import RealStages, check_model
+from zbsolve.runtime.status import Status
+from zbsolve.runtime.transport import Transport, join
+from zbsolve.runtime.update import Updater
+
+_AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_backend(wanted: str, size: int) -> str:
+    """NCCL where every rank can have a GPU of its own, else gloo."""
+    if wanted == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise EnvironmentFailedError(
+            "NCCL needs a GPU for each device, and none is found: use --backend gloo"
+        )
+    if wanted != "auto":
+        return wanted
+    enough = torch.cuda.is_available() and torch.cuda.device_count() >= size
+    return "nccl" if enough and dist.is_nccl_available() else "gloo"
+
+
+class Rank:
+    """This process's part of a job."""
+
+    def __init__(self, job: Job, rank: int, size: int, store: Store, status: Status) -> None:
+        self.job, self.options = job, job.options
+        self.rank, self.size = rank, size
+        self.store, self.status = store, status
+        wanted = "gloo" if self.options.emulate and self.options.backend == "auto" else self.options.backend
+        self.backend = choose_backend(wanted, size)
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
+        self.updater: Updater | None = None
+
+    def run(self) -> list[Outcome]:
+        """Run all plans. Outcomes on rank 0, nothing elsewhere."""
+        options = self.options
+        torch.set_num_threads(options.threads)
+        plans = [load_plan(path) for path in self.job.plans]
+        self._compare_digests(plans)
+        for plan in plans:
+            time_unit(plan.instance)
+            violations = check_plan(plan)
+            if violations:
+                raise InputError(f"the plan is not valid: {violations[0]}: solve the instance again")
+        instance = plans[0].instance
+        self.num_devices = instance.num_devices
+        if instance.num_devices * options.data_parallel != self.size:
+            pipelines = (
+                "" if options.data_parallel == 1 else f" for each of {options.data_parallel} pipelines"
+            )
+            raise InputError(
+                f"the plan has {instance.num_devices} devices and {self.size} ranks were started: "
+                f"start one rank a device{pipelines}"
+            )
+        if options.data_parallel > 1 and instance.replicas > 1:
+            raise InputError("the plan is bidirectional already: leave data_parallel at 1")
+        if options.accumulate > 1 and max(options.data_parallel, instance.replicas) > 1:
+            raise InputError("accumulate and several copies of a stage do not go together: leave one at 1")
+        join(self.store, self.rank, self.size, self.backend, options.timeout, self.device)
+        self.replica, self.index = divmod(self.rank, self.num_devices)
+        self._make_groups(instance)
+        stages = self._stages(instance)
+        transport = (
+            SlowTransport(self.device, self.pipeline, options.link_delay)
+            if options.link_delay
+            else Transport(self.device, self.pipeline)
+        )
+        prepared = [self._prepare(plan, stages, transport) for plan in plans]
+        # Plans take turns step by step: a machine that slows down does so for all of them.
+        for turn in range(options.warmup + options.steps):
+            for executor, part in prepared:
+                self._measure(executor, part, stages, turn)
+        if self.updater is not None:
+            self.updater.verify()  # puts the last update right; no step has run on it yet
+        if options.save is not None and isinstance(stages, RealStages):
+            self._save(options.save, stages)
+        outcomes = []
+        for number, (plan, (_, part)) in enumerate(zip(plans, prepared, strict=True)):
+            if self.updater is not None:
+                part |= {"rollbacks": self.updater.rollbacks, "skipped": self.updater.skipped}
+            outcomes += self._gather(number, plan, part)
+        dist.barrier()
+        dist.destroy_process_group()
+        return outcomes
+
+    def _compare_digests(self, plans: Sequence[Plan]) -> None:
+        own = " ".join(plan.digest() for plan in plans)
+        self.store.set(f"digest/{self.rank}", own)
+        for other in range(self.size):
+            theirs = self.store.get(f"digest/{other}").decode()
+            if theirs != own:
+                raise InputError(
+                    f"rank {self.rank} has plan {own[:12]}, rank {other} has {theirs[:12]}: "
+                    "give every rank the same plan file"
+                )
+
+    def _make_groups(self, instance: Instance) -> None:
+        """Ranks of this pipeline (for messages, and for control), of this device, and of stages' twins."""
+        p, count = self.num_devices, self.options.data_parallel
+        self.pipeline = self.siblings = None
+        for r in range(count):
+            ranks = list(range(r * p, (r + 1) * p))
+            group = dist.new_group(ranks) if count > 1 else None
+            control = dist.new_group(ranks, backend="gloo")
+            if r == self.replica:
+                self.pipeline, self.control = group, control
+        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        for stage in range(instance.chain) if instance.replicas > 1 else ():
+            homes = sorted(
+                {instance.stages[stage + r * instance.chain].device for r in range(instance.replicas)}
+            )
+            group = dist.new_group(homes) if len(homes) > 1 else None
+            if self.index in homes:
+                self.twins[stage] = group
+        for d in range(p) if count > 1 else ():
+            group = dist.new_group([r * p + d for r in range(count)])
+            if d == self.index:
+                self.siblings = group
+
+    def _split(self, model: models.PipelineModel, instance: Instance) -> tuple[int, ...]:
+        layers = len(model.layers)
+        chosen = self.options.layers_per_stage or models.recorded_split(instance)
+        if chosen is None:
+            chosen = even_split(layers, instance.chain)
+        return models.check_split(chosen, layers, instance.chain)
+
+    def _stages(self, instance: Instance) -> RealStages | EmulatedStages:
+        options = self.options
+        if options.emulate:
+            return EmulatedStages(instance, time_unit(instance), options.payload_mib)
+        model = models.load_model(options.model, options.seed)
+        self._layers = self._split(model, instance)
+        check_model(model, instance, self._layers)
+        stages = RealStages(
+            model,
+            instance,
+            self.index,
+            self._layers,
+            options.split,
+            options.seed,
+            self.device,
+            replica=self.replica,
+            replicas=options.data_parallel,
+            pipeline=self.pipeline,
+            siblings=self.siblings,
+            autocast=_AUTOCAST[options.precision],
+        )
+        stages.twins = self.twins
+        if options.load is not None:
+            checkpoint.load(Path(options.load), stages.stages, self._layers)
+        # Each pipeline agrees by itself.
+        stages.agree(
+            dist.PrefixStore(f"pipeline{self.replica}", self.store),  # type: ignore[attr-defined]
+            1 + options.warmup + options.steps,
+            self.status,
+        )
+        self.updater = Updater(
+            stages.parameters,
+            options.optimizer,
+            options.learning_rate,
+            clip=options.clip,
+            float16=options.precision == "float16",
+            group=self.control,
+            buffers=[b for stage in stages.stages.values() for b in stage.module.buffers()],
+            counted=unique(
+                p for s, stage in stages.stages.items() if s < instance.chain for p in stage.parameters
+            ),
+        )
+        if options.load is not None and self.updater.optimizer is not None:
+            checkpoint.load_optimizer(Path(options.load), stages.stages, self._layers, self.updater.optimizer)
+        return stages
+
+    def _save(self, folder: str, stages: RealStages) -> None:
+        assert self.updater is not None
+        if self.replica == 0:
+            checkpoint.save_piece(
+                Path(folder), self.index, stages.stages, self._layers, self.updater.optimizer
+            )
+        dist.barrier()
+        if self.rank == 0:
+            checkpoint.finish(Path(folder), self.num_devices)
+        dist.barrier()
+
+    def _prepare(
+        self, plan: Plan, stages: RealStages | EmulatedStages, transport: Transport
+    ) -> tuple[Executor, dict[str, Any]]:
+        """The executor of a plan, after the untimed step whose memory and gradients are looked at."""
+        strike = FaultAt(self.options.faults) if self.options.faults else None
+        executor = Executor(plan.instance, plan.programs[self.index], stages, transport, self.status, strike)
+        part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
+        if isinstance(stages, RealStages):
+            assert self.updater is not None
+            self.updater.clear()
+            stages.scale = self.updater.scale.value
+            with stages.accounting():
+                executor.step(0)
+            part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
+            part["static"] = stages.static_bytes()
+            part["peak"] = stages.memory.peak
+            part["levels"] = stages.memory.levels
+            part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
+            if self.options.check_gradients:
+                part["difference"] = asdict(self._check(plan, stages))
+            self._update(stages, 0)
+        return executor, part
+
+    def _measure(
+        self, executor: Executor, part: dict[str, Any], stages: RealStages | EmulatedStages, turn: int
+    ) -> None:
+        """One timed step and the optimizer's; kept once the warm-up is over."""
+        records, loss = self._step(executor, stages, 1 + turn)
+        if turn >= self.options.warmup:
+            ops = [asdict(record) for record in records]
+            part["steps"].append(
+                {"zero": executor.clock.zero, "loss": loss, "ops": ops, "resident": _resident_bytes()}
+            )
+
+    def _step(
+        self, executor: Executor, stages: RealStages | EmulatedStages, number: int
+    ) -> tuple[list[OpRecord], float | None]:
+        """Run a step, again if the update before it turns out wrong, and update."""
+        if isinstance(stages, EmulatedStages):
+            return executor.step(number), None
+        assert self.updater is not None
+        stages.scale = self.updater.scale.value
+        stages.reduces = self._is_update(number)
+        ahead = self.options.update == "post-validation"
+        records = executor.step(number, together=not ahead)
+        if ahead and not self.updater.verify():
+            stages.scale = self.updater.scale.value
+            records = executor.step(number, together=False)
+        loss = stages.step_loss()
+        self._update(stages, number)
+        return records, loss
+
+    def _is_update(self, number: int) -> bool:
+        return (number + 1) % self.options.accumulate == 0
+
+    def _update(self, stages: RealStages, number: int) -> None:
+        """The optimizer's step, once every ``accumulate`` steps."""
+        assert self.updater is not None
+        if not self._is_update(number):
+            return
+        self.status.set("update", number, -1, -1)
+        if self.options.update == "post-validation":
+            self.updater.step_ahead()
+        else:
+            self.updater.step_together()
+
+    def _check(self, plan: Plan, stages: RealStages) -> Difference:
+        self.status.set("check", 0, -1, -1)
+        m, chain = plan.instance.num_microbatches, plan.instance.chain
+        copies = range(self.options.data_parallel * plan.instance.replicas)
+        orders = {
+            stage % chain: [r * m + j for r in copies for j in order]
+            for stage, order in weight_orders(plan.programs[self.index]).items()
+        }
+        model = models.load_model(self.options.model, self.options.seed)
+        if self.options.load is not None:
+            checkpoint.load_layers(Path(self.options.load), enumerate(model.layers))
+        reference = reference_gradients(
+            model,
+            self._layers,
+            orders,
+            seed=self.options.seed,
+            step=0,
+            count=stages.total_microbatches,
+            device=self.device,
+            autocast=stages.autocast,
+            scale=stages.scale,
+        )
+        return compare_gradients(stages, {s: reference[s % chain] for s in stages.stages})
+
+    def _gather(self, number: int, plan: Plan, part: dict[str, Any]) -> list[Outcome]:
+        self.store.set(f"part/{number}/{self.rank}", json.dumps(part))
+        if self.rank != 0:
+            return []
+        parts = [json.loads(self.store.get(f"part/{number}/{r}").decode()) for r in range(self.size)]
+        return [merge(plan, self.options, parts, self.device, self.backend)]
+
+
+def _resident_bytes() -> int:
+    """This process's resident memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,89 @@
+"""What only a GPU can show: `make gpu-check` runs these and writes gpu-results.xml. Skipped without one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import runtime_cases as cases
+import torch
+
+from zbsolve.memory_check import compare_memory
+from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
+from zbsolve.runtime.executor import CudaClock
+from zbsolve.solver import solve
+from zbsolve.trace import compare
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: not run on a GPU"),
+]
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+
+
+def test_events_measure_the_stream() -> None:
+    """A chain of matrix products takes as long by events as by the host's clock around a synchronisation."""
+    a = torch.randn(4096, 4096, device="cuda")
+    clock = CudaClock()
+    for _ in range(3):
+        a @ a
+    clock.open()
+    begun = time.perf_counter()
+    start = clock.mark()
+    for _ in range(20):
+        a @ a
+    end = clock.mark()
+    torch.cuda.synchronize()
+    wall = time.perf_counter() - begun
+    assert clock.seconds(end) - clock.seconds(start) == pytest.approx(wall, rel=0.1)
+
+
+@pytest.mark.parametrize("split", ["deferred", "generic"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_one_gpu_has_the_reference_gradients(split: str, precision: str) -> None:
+    """p = 1 on CUDA: B and W apart and fused; gradients equal the unpipelined model's."""
+    orders = [
+        [
+            cases.Task(kind, 0, j)
+            for j, kinds in enumerate(([cases.F, cases.BW], [cases.F, cases.B, cases.W]))
+            for kind in kinds
+        ]
+    ]
+    plan = cases.plan(cases.instance(1, 2), orders)
+    options = RunOptions(
+        model="runtime_cases:trainable",
+        steps=2,
+        warmup=0,
+        timeout=120.0,
+        backend="nccl",
+        split=split,
+        precision=precision,  # type: ignore[arg-type]
+    )
+    trace = run_plan(plan, options)
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
+
+
+def test_profile_of_one_gpu_adds_up() -> None:
+    """F + B + W of the GPT on one GPU is within a tenth of F + BW; memory is the allocator's."""
+    instance = profile_model(ProfileOptions(num_devices=1, num_microbatches=4, timeout=120.0))
+    (stage,) = instance.stages
+    assert stage.t_bw is not None
+    assert stage.t_f + stage.t_b + stage.t_w == pytest.approx(stage.t_f + stage.t_bw, rel=0.1)
+    assert stage.mem_b > 0
+
+
+@several
+@pytest.mark.parametrize("schedule", ["1f1b", "solved"])
+def test_two_gpus_over_nccl(schedule: str) -> None:
+    """The GPT on two GPUs: right gradients, measured within a tenth of predicted, memory as planned."""
+    instance = profile_model(ProfileOptions(num_devices=2, num_microbatches=8, timeout=120.0))
+    if schedule == "solved":
+        plan = solve(instance.with_memory_cap("2p"), time_limit=10.0).plan
+    else:
+        plan = cases.plan(instance, cases.zb_orders(2, 8))
+    trace = run_plan(plan, RunOptions(steps=10, backend="nccl", timeout=120.0))
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
+    assert compare(plan, trace).ratio == pytest.approx(1.0, abs=0.1)
+    assert not any(row.alarm for row in compare_memory(plan, trace))
