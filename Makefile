@@ -6,12 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow gpu-check lint clean
+.PHONY: demo test test-slow gpu-check lint docs docs-serve pictures clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[runtime,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[runtime,playground,dev]"
 	touch $(STAMP)
 
 demo: $(STAMP)
@@ -28,9 +28,19 @@ test: lint
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(STAMP)
+	$(BIN)/python -m mkdocs serve
+
+# Every picture of the documentation anew; needs a Chromium.
+pictures: $(STAMP)
+	$(BIN)/python docs/make_pictures.py
+
 # Every test that needs a GPU; without one they are skipped, and gpu-results.xml says so.
 gpu-check: $(STAMP)
 	$(BIN)/python -m pytest tests/gpu -m gpu --timeout 1200 --junitxml=gpu-results.xml
 
 clean:
-	rm -rf $(VENV) build dist demo_out *.egg-info
+	rm -rf $(VENV) build dist demo_out site *.egg-info

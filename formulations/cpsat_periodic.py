@@ -24,7 +24,8 @@ from zbsolve.instance import Instance
 from zbsolve.memory import effect
 from zbsolve.precedence import room
 
-# Units of time in a period: rounding up loses at most that share of it a task.
+# Units of time in a period. Lengths are rounded down (a period may be all work), but to no less than one,
+# so that starts alone settle every order; times come from the orders, on the unrounded instance.
 UNITS = 2_000
 MEMORY_UNITS = 10_000
 # Amounts are rounded to the nearest unit; some that just fit together must not seem to overrun.
@@ -94,8 +95,8 @@ class PeriodicModel:
         for s, kind in enumerate(self.backward):
             self.jobs += [(F, s), (kind, s)] + ([] if kind is BW else [(W, s)])
         scale = UNITS / period
-        self.length = {job: math.ceil(duration(instance, *job) * scale - 1e-9) for job in self.jobs}
-        self.hops = [math.ceil(instance.hop(q) * scale - 1e-9) for q in range(instance.num_stages - 1)]
+        self.length = {job: max(1, int(duration(instance, *job) * scale)) for job in self.jobs}
+        self.hops = [int(instance.hop(q) * scale) for q in range(instance.num_stages - 1)]
         self.model = cp_model.CpModel()
         self.phase: dict[Job, cp_model.IntVar] = {}
         self.lap: dict[Job, cp_model.IntVar] = {}

@@ -8,17 +8,26 @@ from typing import Literal, cast
 
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.instance import Instance, make_instance, place
-from zbsolve.partition import even_split
+from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan
 from zbsolve.runtime import models, profiler
 from zbsolve.runtime.launch import launch
+from zbsolve.runtime.layer_profiler import LayerOptions, profile_layers
 from zbsolve.runtime.options import Job, RunOptions, require_positive
 from zbsolve.runtime.outcome import Outcome, time_unit
 from zbsolve.trace import Trace
 
 Progress = Callable[[str], None]
 
-__all__ = ["ProfileOptions", "RunOptions", "profile_model", "run_plan", "train"]
+__all__ = [
+    "LayerOptions",
+    "ProfileOptions",
+    "RunOptions",
+    "profile_layers",
+    "profile_model",
+    "run_plan",
+    "train",
+]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _END_SECONDS = 5.0
 
 # glibc gives large blocks back to the system by default; the page faults of taking them again made the
 # same ops 21 to 36 % slower.
-_MALLOC = {
+MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
     "MALLOC_TOP_PAD_": "268435456",
@@ -116,7 +116,7 @@ def _server(threads: int) -> subprocess.Popen[bytes]:
     """The rank server for ranks of so many threads; it stays for the next run of this process."""
     server = _servers.get(threads)
     if server is None or server.poll() is not None:
-        environment = {**os.environ, **_MALLOC, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": str(threads)}
         environment["PYTHONPATH"] = os.pathsep.join([*(entry for entry in sys.path if entry), os.getcwd()])
         server = subprocess.Popen(
             [sys.executable, "-m", "zbsolve.runtime.rank_server"],
@@ -138,7 +138,7 @@ def _close_servers() -> None:
 
 
 def _start_all(folder: Path, size: int, port: int, job: Job) -> list[RankProcess]:
-    environment = {**os.environ, **_MALLOC}
+    environment = {**os.environ, **MALLOC}
     environment.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS=str(job.options.threads)
     )

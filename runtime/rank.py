@@ -21,7 +21,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
-from zbsolve.partition import even_split
+from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan, load_plan
 from zbsolve.runtime import checkpoint, models
 from zbsolve.runtime.emulation import EmulatedStages

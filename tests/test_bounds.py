@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
-from zbsolve.bounds import all_bounds, best_bound, last_window_idle, memory_area_bound, preemptive_one_machine
+from zbsolve.bounds import (
+    all_bounds,
+    best_bound,
+    last_forward_bounds,
+    last_window_idle,
+    memory_area_bound,
+    preemptive_one_machine,
+)
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import B, W
 from zbsolve.heuristics import presets
-from zbsolve.instance import Instance, equal_stages
+from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.list_scheduler import ListScheduler
 from zbsolve.memory import require_feasible
 from zbsolve.precedence import memory_waits
 from zbsolve.simulator import simulate, simulate_least_span
+from zbsolve.solver import solve
+
+SHIPPED = Path(__file__).resolve().parent.parent / "instances"
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -160,3 +171,24 @@ def test_published_span_cell_is_optimal_by_hand() -> None:
     expected = there + 24 * (18.522 + 18.086) + back + 9.337
     assert expected == pytest.approx(1152.599)
     assert best_bound(instance.with_memory_cap("2p"), "span").value == pytest.approx(expected, rel=1e-9)
+
+
+def test_published_zb_v_spans_are_optimal() -> None:
+    """ZB-V at p=16, m=48 meets the bound on the last forward, by hand on device 15 (stages 15 and 16).
+
+    Times in ms: F 14.407, B 14.38, W 9.676, hop 1.61. The window opens with F(0, 0). F(15, 0) starts after
+    15 F's and hops (240.255), B(16, 0) starts 15 more F's, B's and 30 hops after F(16, 0) ends (another
+    508.72); the 32 chunks that fit before it fill 461.024. When the last F starts at most 32 chunks are in
+    flight: of all the work (48 x 2 x 38.463) their 32 x (B + W) may wait. From there F's, B's and hops back.
+    """
+    instance = load_instance(SHIPPED / "zbv-p16-m48.json")
+    f, b, w, hop = 14.407, 14.38, 9.676, 1.61
+    head = 15 * (f + hop) + 2 * f + 15 * (f + hop) + 15 * (b + hop)
+    before = 32 * f
+    to_go = 15 * (f + hop) + 15 * (b + hop) + 2 * b + 15 * (b + hop) + w
+    value = head - before + 48 * 2 * (f + b + w) - 32 * (b + w) + to_go
+    bounds = [bound for bound in last_forward_bounds(instance, "span") if bound.device == 15]
+    assert max(bound.value for bound in bounds) == pytest.approx(value)
+    plan = solve(instance, objective="span", solver="zb-v").plan
+    assert plan.status == "optimal"
+    assert plan.span == pytest.approx(value)

@@ -270,7 +270,7 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
 
 def test_shipped_instances_load_by_name() -> None:
     """Every instance that ships is readable by its bare name."""
-    names = inputs.shipped_instances()
+    names = inputs.shipped_files()
     assert len(names) == 24 + 9 + 12  # the published cells, the V cells, the unequal profile
     for name in names:
         assert inputs.load_instance(name).num_devices >= 1
@@ -440,12 +440,12 @@ def test_show_an_instance(instance: Path, tmp_path: Path) -> None:
     assert "solve it first" in one_line(result)
 
 
-@pytest.mark.parametrize("name", ["x.html", "x.json", "x.gif", "x"])
+@pytest.mark.parametrize("name", ["x.json", "x.gif", "x"])
 def test_show_refuses_other_formats(plan: Path, tmp_path: Path, name: str) -> None:
     """One line lists what is supported."""
     result = invoke("show", plan, "-o", tmp_path / name)
     assert result.exit_code == 2
-    assert "use .png, .svg, .pdf or .trace.json" in one_line(result)
+    assert "use .html, .png, .svg, .pdf or .trace.json" in one_line(result)
 
 
 def test_show_refuses_a_file_of_no_known_kind(tmp_path: Path) -> None:

@@ -210,6 +210,16 @@ def test_solver_uses_pairs_where_they_pay() -> None:
     assert len(plan.schedule().pairs) == 3
 
 
+def test_solver_finds_overlapped_1f1b() -> None:
+    """p = 2, m = 6, pairs of 2.25 instead of 3: 17.25 where the split schedules take 19."""
+    # F on device 0 until 1, F on device 1 until 2, 5 pairs until 13.25, its last BW until 15.25, that of
+    # device 0 until 17.25.
+    plan = solve(pairs_instance(2, 6, 2.25), time_limit=1.0).plan
+    assert plan.makespan <= 17.25
+    assert plan.schedule().pairs
+    assert check_plan(plan) == []
+
+
 # --- replicas ---------------------------------------------------------------------------------------
 
 

@@ -68,7 +68,12 @@ def test_every_import_is_declared() -> None:
         return {re.match(r"[A-Za-z0-9_-]+", text)[0].lower() for text in requirements}
 
     base = names(project["dependencies"]) | {"zbsolve"}
-    allowed = {"zbsolve": base, "formulations": base, "runtime": base | {"torch", "psutil"}}
+    extras = project["optional-dependencies"]
+    allowed = {
+        "zbsolve": base | names(extras["playground"]) | names(extras["ray"]),
+        "formulations": base,
+        "runtime": base | {"torch", "psutil"},
+    }
     assert names(project["optional-dependencies"]["runtime"]) == {"torch", "psutil"}
     for folder, known in allowed.items():
         for inner in python_folders(folder):
@@ -121,6 +126,8 @@ def test_wheel_holds_every_module_once(wheel: Path) -> None:
             expected |= {f"zbsolve/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / inner).glob("*.py")}
     expected |= {f"zbsolve/instances/{path.name}" for path in (ROOT / "instances").glob("*.json")}
     expected |= {f"zbsolve/runtime/{path.name}" for path in (ROOT / "runtime").glob("*.txt")}
+    for folder in ("zbsolve/report/viewer", "zbsolve/playground/static"):
+        expected |= {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
     expected.add("zbsolve/py.typed")
     assert {name for name in names if ".dist-info/" not in name} == expected
     assert len(names) == len(set(names))

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from zbsolve.cli import app
 from zbsolve.errors import InputError
 from zbsolve.instance import load_instance
-from zbsolve.partition import balanced_split, even_split, imbalance, stage_loads
+from zbsolve.partition.splits import balanced_split, even_split, imbalance, stage_loads
+from zbsolve.plan import load_plan
 from zbsolve.solver import solve
 
 
@@ -105,3 +106,71 @@ def test_readme_shows_what_the_command_prints() -> None:
     printed = [" ".join(line.split()) for line in result.output.splitlines()]
     assert len(printed) == 3
     assert set(printed) <= readme
+
+
+# --- the joint decision on the command line -------------------------------------------------------------
+
+
+def partition(*arguments: object) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(app, ["partition", *map(str, arguments)])
+
+
+def test_joint_command_writes_instance_plan_and_decision(tmp_path: Path) -> None:
+    """12 layers and a head worth 3: 4 4 4 1 at 104, proven; each file is what the others say."""
+    layers = Path(__file__).parent.parent / "docs" / "layers-head.json"
+    paths = {name: tmp_path / f"{name}.json" for name in ("instance", "plan", "decision")}
+    result = partition(
+        *(layers, "-p", 4, "-m", 8, "-o", paths["instance"], "--plan", paths["plan"]),
+        *("--decision", paths["decision"], "--time-limit", 10),
+    )
+    assert result.exit_code == 0, result.output
+    assert "layers per stage 4,4,4,1" in result.stdout
+    assert "the joint plan against it: 20.0% of the step" in result.stdout  # the even split's 130
+    plan, decision = load_plan(paths["plan"]), json.loads(paths["decision"].read_text())
+    assert plan.instance == load_instance(paths["instance"])
+    assert (decision["cost"], decision["lower_bound"], decision["status"]) == (104, 104, "optimal")
+    assert decision["layers_per_stage"] == [4, 4, 4, 1]
+    assert decision["plan"] == plan.to_json_dict()
+    assert [device["rank"] for device in decision["devices"]] == [0, 1, 2, 3]
+    assert CliRunner().invoke(app, ["check", str(paths["plan"])]).exit_code == 0
+
+
+def test_joint_command_prints_json_alone() -> None:
+    """--json is the decision file, and nothing else is on stdout."""
+    result = partition("model-small-1b", "--cluster", "cluster-2-mixed", "-m", 4, "--json", "--time-limit", 5)
+    decision = json.loads(result.stdout)
+    assert decision["schema"] == "zbsolve.decision/1"
+    assert decision["lower_bound"] <= decision["cost"]
+    assert {device["name"] for device in decision["devices"]} == {"A100-80G", "A100-40G"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-p", 14, "--joint"], "13 layers cannot fill 14 stages"),
+        (["-p", 8, "--placement", "v"], "13 layers cannot fill 16 stages"),
+        (["-p", 4, "--layers-per-stage", "4,4,4,2"], "has 14 layers: give all 13"),
+        (["-p", 4, "--layers-per-stage", "4,4,5"], "has 3 stages for 4 devices"),
+        (["--joint"], "--devices is missing"),
+        (["-p", 4, "--allow", "offload"], 'the cluster has no "host"'),
+        (["-p", 4, "--memory-share", 0, "--joint"], "--memory-share 0: give a positive number"),
+        (["--cluster", "cluster-8-unequal", "--hop", 1], "leave them out with --cluster"),
+        (["--cluster", "cluster-8-unequl"], "did you mean cluster-8-unequal"),
+        (["--cluster", "cluster-8-unequal", "-p", 9], "the cluster has 8: use 1 to that many"),
+    ],
+)
+def test_joint_command_refuses_in_one_line(arguments: list[object], words: str) -> None:
+    """What is wrong and how to mend it; exit code 2."""
+    result = partition(Path(__file__).parent.parent / "docs" / "layers-head.json", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_model_that_fits_nowhere_is_infeasible() -> None:
+    """Exit code 1, with what would help."""
+    layers = Path(__file__).parent.parent / "docs" / "layers-head.json"
+    result = partition(layers, "-p", 4, "--memory", 0.5, "--time-limit", 5)
+    assert result.exit_code == 1
+    assert "no split of the layers fits" in result.stderr

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.strategies import small_instances
+from zbsolve.backbone_search import BackboneSearch
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulation import canonical
 from zbsolve.heuristics import PolicyRace, automatic, presets
@@ -98,6 +99,27 @@ def test_searches_improve_and_stay_valid(objective: str, placement: str, fuse: b
         assert check(instance, schedule) == []
         assert best <= begin + 1e-9
         assert schedule.cost(objective) == pytest.approx(best)
+        backbones = BackboneSearch(instance, orders, objective, seed=seed, compiled=False)
+        first = backbones.run(steps=0, slack=0.0, target=0.0)
+        best = backbones.run(steps=300, slack=0.5, target=0.0)
+        if math.isfinite(best):
+            schedule = simulate(instance, canonical(instance, backbones.orders()))
+            assert check(instance, schedule) == []
+            assert best <= first
+            assert schedule.cost(objective) == pytest.approx(best)
+
+
+def test_a_backbone_fills_its_gaps_with_w() -> None:
+    """F0 F1 | B1 B0 on two devices, cap 1 each: the W's wait for the gap, then for the memory.
+
+    Device 0: F 0-1, (F, B on device 1 until 3), B 3-4, W 4-5 because the next F lacks memory; then the same
+    again: 5-10. Device 1: F 1-2, B 2-3, W in the gap 3-4.
+    """
+    instance = equal_stages(2, 2, memory_cap=1)
+    backbones = BackboneSearch(instance, serial_orders(instance), "makespan", seed=0, compiled=False)
+    assert backbones.run(steps=0, slack=0.0, target=0.0) == pytest.approx(10.0)
+    kinds = [[task.kind.name for task in order] for order in backbones.orders()]
+    assert kinds == [["F", "B", "W", "F", "B", "W"]] * 2
 
 
 def test_machine_code_and_plain_python_agree() -> None:

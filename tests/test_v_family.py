@@ -18,7 +18,7 @@ from zbsolve.schedule import check
 from zbsolve.simulator import simulate
 
 KNOWN = json.loads((resources.files("zbsolve.instances") / "known.json").read_text())["instances"]
-BIG = ("zbv-p24-m192", "zbv-p32-m256")
+BIG = "zbv-p24-m192", "zbv-p32-m96", "zbv-p32-m128", "zbv-p32-m256"
 CELLS = [
     pytest.param(name, marks=[pytest.mark.slow] if name in BIG else [])
     for name in KNOWN
@@ -56,6 +56,16 @@ def test_v_baselines_are_valid_at_any_size(name: str, p: int, m: int) -> None:
     for each in (instance, unequal):
         timed_on, schedule = BASELINES[name].schedule(each)
         assert check(timed_on, schedule) == []
+
+
+def test_greedy_constructions_split_every_backward() -> None:
+    """Where the instance could fuse (as measured profiles can), ZB-V and ZB-1p still run B and W."""
+    for name, placement in (("zb-v", "v"), ("zb-1p", "linear"), ("v-half", "v")):
+        plain = equal_stages(3, 7, placement="v" if placement == "v" else "linear")
+        fusible = plain.with_changes(
+            stages=[stage.model_copy(update={"t_bw": 1.5}) for stage in plain.stages]
+        )
+        assert BASELINES[name].orders(fusible) == BASELINES[name].orders(plain)
 
 
 def test_zb_v_candidates_keep_to_the_given_memory() -> None:

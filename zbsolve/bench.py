@@ -20,10 +20,12 @@ from importlib.resources import as_file, files
 from typing import Any, Literal
 
 from zbsolve import __version__
+from zbsolve.baselines import BASELINES
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.formulation import FormulationResult
 from zbsolve.instance import Instance, load_instance
 from zbsolve.known import Claim, Known, Objective, contradictions
+from zbsolve.memory import peak_memory
 from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
 from zbsolve.random_instances import SEEDS, random_instance
 from zbsolve.report.comparison import one_f_one_b_cost
@@ -63,9 +65,24 @@ def _natural(name: str) -> list[float | str]:
     return [float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)]
 
 
+def _v_memory() -> Iterator[Instance]:
+    """The ZB-V cells under less memory: shares of 1F1B's p M_B, and what V-Half and V-Min themselves hold.
+
+    V-Half's and V-Min's own peaks differ by device: the cap is the highest.
+    """
+    for instance in _shipped("zbv-"):
+        caps = {f"{share:g}p": share * instance.cap(0) for share in (0.5, 0.75)}
+        for name in ("v-half", "v-min"):
+            orders = BASELINES[name].orders(instance.with_memory_cap(None))
+            caps[name] = max(peak_memory(instance, d, order) for d, order in enumerate(orders))
+        for suffix, cap in caps.items():
+            yield instance.with_changes(name=f"{instance.name}-{suffix}", memory_cap=cap)
+
+
 SUITES: dict[str, Callable[[], Iterator[Instance]]] = {
     "published": lambda: _shipped("zb-"),
     "published-v": lambda: _shipped("zbv-"),
+    "v-memory": _v_memory,
     "unequal": lambda: _shipped("unequal-"),
     "random": lambda: map(random_instance, SEEDS),
 }

@@ -8,6 +8,10 @@ from typing import Any, TypeVar, cast
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+# Loading machine code from the disk takes 50 ms: once a process, not once a search.
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
 def compile_loop(function: Function, *called: Callable[..., Any]) -> Function:
     """The machine-code version of a function over numpy arrays and scalars, or the function itself.
 
@@ -15,11 +19,13 @@ def compile_loop(function: Function, *called: Callable[..., Any]) -> Function:
     be written: it is compiled once a machine, not once a process. Called when a long search begins, not at
     import: numba takes half a second to load.
     """
-    try:
-        from numba import njit
-        from numba.extending import register_jitable
-    except ImportError:
-        return function
-    for inner in called:
-        register_jitable(inner)
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    if function not in _compiled:
+        try:
+            from numba import njit
+            from numba.extending import register_jitable
+        except ImportError:
+            return function
+        for inner in called:
+            register_jitable(inner)
+        _compiled[function] = njit(cache=True, nogil=True)(function)
+    return cast(Function, _compiled[function])

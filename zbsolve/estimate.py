@@ -187,6 +187,15 @@ class Shape:
         return self.tokens * self._shared(inputs_split + gradients_split, inputs_whole + 2 * h + 2 * k * h)
 
     @property
+    def head_mem(self) -> tuple[float, float]:
+        """Bytes that the LM head keeps from F to B, and from B to W.
+
+        Input of norm and head 4 h, logits in 32 bit; from B to W the head's input and its output gradient.
+        """
+        kept, pending = 4 * self.hidden + 4 * self.vocabulary, 2 * self.hidden + 2 * self.vocabulary
+        return self.tokens * kept / self.tensor_parallel, self.tokens * pending / self.tensor_parallel
+
+    @property
     def boundary_bytes(self) -> float:
         """What one hop sends, one way: ``2 s b h`` (and as much back: 4 s b h a boundary and micro-batch)."""
         return self.tokens * self._shared(0, 2 * self.hidden)
@@ -317,9 +326,7 @@ def _stage(shape: Shape, rate: float, layers: int, device: int, *, first: bool, 
         mem_b += shape.tokens * shape.hidden / shape.tensor_parallel  # the embedding's dropout mask
     logits = mem_logits = 0.0
     if last:
-        # Input of norm and head 4 h, logits in 32 bit; from B to W the head's input and its gradient.
-        logits = shape.tokens * (4 * shape.hidden + 4 * shape.vocabulary) / shape.tensor_parallel
-        mem_logits = shape.tokens * (2 * shape.hidden + 2 * shape.vocabulary) / shape.tensor_parallel
+        logits, mem_logits = shape.head_mem
     stage: dict[str, Any] = {
         "device": device,
         "name": f"{layers} layers" + (", embedding" if first else "") + (", head" if last else ""),

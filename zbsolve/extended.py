@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.base import forwards_of, one_forward_one_backward
 from zbsolve.errors import InputError
 from zbsolve.graph import BW, F, Task
 from zbsolve.instance import Instance
@@ -26,6 +27,18 @@ Orders = tuple[tuple[Task, ...], ...]
 
 def candidates(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
     """Every schedule of the catalogue on this very model: with its own pairs, and with all it allows."""
+    for name, orders, pairs in _catalogued(instance):
+        yield name, orders, pairs
+        if not instance.has_pairs:
+            continue
+        for how, changed in (("paired", orders), ("forwards first, paired", forwards_first(orders))):
+            try:
+                yield f"{name}, {how}", changed, neighbours(instance, changed)
+            except CycleError:
+                continue
+
+
+def _catalogued(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
     for name, baseline in BASELINES.items():
         try:
             timed_on, orders = baseline.prepared(instance)
@@ -36,8 +49,37 @@ def candidates(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
         if any(t.kind is BW and instance.stages[t.stage].t_bw is None for order in orders for t in order):
             continue  # it needs a fused backward that this instance does not have
         yield name, orders, NO_PAIRS if baseline.pairs is None else baseline.pairs(timed_on)
-        if instance.has_pairs:
-            yield f"{name}, paired", orders, neighbours(instance, orders)
+    if instance.has_pairs and all(stage.device == s for s, stage in enumerate(instance.stages)):
+        # A pair holds its F back until its BW's input is there: neighbours run freely side by side only
+        # with another F of lead a device, which is ZB-H2's warm-up.
+        p, m = instance.num_devices, instance.num_microbatches
+        if all(stage.t_bw is not None for stage in instance.stages):
+            yield (
+                "1f1b with twice the lead",
+                tuple(
+                    one_forward_one_backward(
+                        forwards_of(instance, r), [[Task(BW, r, j)] for j in range(m)], 2 * (p - r) - 1
+                    )
+                    for r in range(p)
+                ),
+                NO_PAIRS,
+            )
+
+
+def forwards_first(orders: Orders) -> Orders:
+    """Each BW that an F follows after that F: 1F1B then has its F and BW in the order of a pair."""
+    result = []
+    for order in orders:
+        changed = list(order)
+        place = 0
+        while place + 1 < len(changed):
+            first, second = changed[place], changed[place + 1]
+            if first.kind is BW and second.kind is F:
+                changed[place], changed[place + 1] = second, first
+                place += 1
+            place += 1
+        result.append(tuple(changed))
+    return tuple(result)
 
 
 def without_options(instance: Instance) -> Instance:
@@ -47,7 +89,10 @@ def without_options(instance: Instance) -> Instance:
 
 
 def neighbours(instance: Instance, orders: Orders) -> Pairs:
-    """Every F with the BW right after it that may run as a pair, saves time, and deadlocks nothing."""
+    """Every F with the BW right after it that may run as a pair, saves time, and deadlocks nothing.
+
+    Raises ``CycleError`` when the orders cannot run even without pairs.
+    """
     found = set()
     for order in orders:
         place = 0
@@ -60,7 +105,9 @@ def neighbours(instance: Instance, orders: Orders) -> Pairs:
         try:
             simulate(instance, orders, found)
         except CycleError as error:
-            # The orders run without pairs, so each circle goes through one.
+            if not found:
+                raise
+            # Where the orders run without pairs, each circle goes through one.
             fewer = {pair for pair in found if not {*pair} & {*error.cycle}}
             found = fewer if len(fewer) < len(found) else set()
         else:

@@ -19,10 +19,11 @@ def fold(instance: Instance) -> Instance:
     """The instance with t_r added to t_b and t_bw, and memory to match; itself where nothing recomputes."""
     if not instance.recomputes:
         return instance
-    return instance.with_changes(stages=[_folded(stage) for stage in instance.stages])
+    return instance.with_changes(stages=[folded(stage) for stage in instance.stages])
 
 
-def _folded(stage: Stage) -> Stage:
+def folded(stage: Stage) -> Stage:
+    """One stage with its R folded into its backward."""
     if stage.t_r is None:
         return stage
     # While R and B run, max(mem_b, mem_w) + peak_b is held; the folded B accounts for max(mem_r, mem_w) of it

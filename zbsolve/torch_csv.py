@@ -32,8 +32,15 @@ def export_torch_csv(instance: Instance, orders: Sequence[Sequence[Task]]) -> st
     ------
     InputError
         When the last stage does not take its forwards in micro-batch order: torch looks losses up by
-        position there, and would train on wrong gradients without a word.
+        position there, and would train on wrong gradients without a word. Also for recomputation and several
+        replicas, for which the format has no words. F&B pairs are written one after the other.
     """
+    for used, option in (
+        (instance.recomputes, "recomputation (t_r)"),
+        (instance.replicas > 1, "several replicas"),
+    ):
+        if used:
+            raise InputError(f"torch-csv: the format has no {option}: give a plan of an instance without")
     last = instance.num_stages - 1
     for order in orders:
         forwards = [task.microbatch for task in order if task.kind is F and task.stage == last]

@@ -1,42 +1,54 @@
 """ZB-1p and ZB-2p: the automatic heuristic at the published caps. Qi et al., arXiv 2401.10241, section 3.
 
-The orders come from :mod:`zbsolve.heuristics`, with the cap of 1 p or 2 p times each device's own mem_b in
-place of the instance's; where ZB-H1 or ZB-H2 fits under that cap and is shorter, it is that one.
+On a linear placement the published greedy construction (:mod:`zbsolve.baselines.greedy`), under 1 p or 2 p
+times each device's own mem_b in place of the instance's cap; elsewhere zbsolve's list scheduler under that
+cap. The shortest by span, the paper's cost, is taken.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 from zbsolve.baselines.base import Baseline, DeviceOrders
-from zbsolve.baselines.zero_bubble import orders_h1, orders_h2
+from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.errors import InputError
 from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler
-from zbsolve.memory import peak_memory
 from zbsolve.simulator import simulate
 
 
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
-    """The best preset of the automatic heuristic under ``cap``, by makespan."""
+    """The best of what fits under ``cap``, by span, then by makespan."""
     if instance.replicas > 1:
         raise InputError(f"zb-{cap} plans one replica: the instance has {instance.replicas}")
     capped = instance.with_memory_cap(cap)
-    scheduler = ListScheduler(capped)
-    if not math.isfinite(automatic(scheduler, "makespan", affordable_patiences(instance))):
+
+    def costs(orders: DeviceOrders) -> tuple[float, float]:
+        schedule = simulate(instance, orders)
+        return schedule.span, schedule.makespan
+
+    best = min(_candidates(capped), key=costs, default=None)
+    if best is None:
         raise InputError(
             f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"
         )
-    found = [scheduler.best_orders()]
-    if all(stage.device == s for s, stage in enumerate(instance.stages)):
-        found += [
-            orders
-            for orders in (orders_h1(instance), orders_h2(instance))
-            if all(capped.fits(d, peak_memory(capped, d, order)) for d, order in enumerate(orders))
-        ]
-    return min(found, key=lambda orders: simulate(instance, orders).makespan)
+    return best
+
+
+def _candidates(capped: Instance) -> Iterator[DeviceOrders]:
+    """The greedy construction's, or the list scheduler's one where there is none."""
+    found = False
+    if [stage.device for stage in capped.stages] == list(range(capped.num_devices)):
+        room = [capped.cap(d) - capped.static(d) for d in range(capped.num_devices)]
+        for orders in greedy_candidates(capped, room):
+            found = True
+            yield orders
+    scheduler = ListScheduler(capped)
+    if not found and math.isfinite(automatic(scheduler, "span", affordable_patiences(capped))):
+        yield scheduler.best_orders()
 
 
 ZB_1P = Baseline(

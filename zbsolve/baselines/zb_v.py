@@ -24,20 +24,15 @@ What it does not model: fused backwards (every backward is split), more than two
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, require_v
+from zbsolve.baselines.construction import Construction, StuckError
 from zbsolve.errors import InputError
-from zbsolve.graph import B, F, Task, TaskKind, W, duration, needs
-from zbsolve.instance import MEMORY_RTOL, Instance
-from zbsolve.memory import effect
+from zbsolve.graph import B, F, TaskKind
+from zbsolve.instance import Instance
 from zbsolve.simulator import simulate
-
-
-class _StuckError(Exception):
-    """The construction needs memory that no pending W can free."""
 
 
 class _Fill(NamedTuple):
@@ -52,25 +47,12 @@ _PUBLISHED = tuple(_Fill(f, b, True) for b in (True, False) for f in (True, Fals
 _MORE = tuple(_Fill(f, False, False) for f in (True, False))
 
 
-class _Builder:
-    """One run of the construction: programs that grow task by task, timed as they grow."""
+class _Builder(Construction):
+    """One run of the construction."""
 
     def __init__(self, instance: Instance, room: Sequence[float], fill: _Fill) -> None:
-        self.instance = instance
-        self.p, self.m = instance.num_devices, instance.num_microbatches
-        self.room = room
+        super().__init__(instance, room)
         self.fill = fill
-        self.orders: list[list[Task]] = [[] for _ in range(self.p)]
-        self.clock = [0.0] * self.p
-        self.idle = [0.0] * self.p
-        self.level = [0.0] * self.p
-        self.pending: list[deque[Task]] = [deque() for _ in range(self.p)]
-        self.ends: dict[Task, float] = {}
-        self.done = {(kind, s): 0 for kind in (F, B) for s in range(instance.num_stages)}
-        keys = [(kind, s) for kind in (F, B, W) for s in range(instance.num_stages)]
-        self._needs = {key: needs(instance, *key) for key in keys}
-        self._effect = {(kind, s): effect(instance.stages[s], kind) for kind, s in keys}
-        self._length = {key: duration(instance, *key) for key in keys}
 
     def down(self, device: int) -> int:
         """Stage of the chunk through which F goes towards device p - 1."""
@@ -80,75 +62,21 @@ class _Builder:
         """Stage of the chunk through which F comes back to device 0."""
         return 2 * self.p - 1 - device
 
-    def _next(self, kind: TaskKind, stage: int) -> Task:
-        return Task(kind, stage, self.done[kind, stage])
-
-    def has_input(self, kind: TaskKind, stage: int) -> bool:
-        """Whether everything that the stage's next F or B needs has been placed."""
-        task = self._next(kind, stage)
-        return all(Task(k, s, task.microbatch) in self.ends for k, s, _ in self._needs[kind, stage])
-
-    def arrival(self, kind: TaskKind, stage: int) -> float:
-        """When the inputs of the stage's next F or B are there."""
-        j = self.done[kind, stage]
-        return max((self.ends[Task(k, s, j)] + lag for k, s, lag in self._needs[kind, stage]), default=0.0)
-
-    def _place(self, task: Task) -> None:
-        kind, stage, _ = task
-        device = self.instance.stages[stage].device
-        change = self._effect[kind, stage]
-        if not self._holds(device, change.while_running):
-            raise _StuckError
-        start = self.clock[device]
-        if kind is not W:
-            start = max(start, self.arrival(kind, stage))
-            self.done[kind, stage] += 1
-        if self.orders[device]:
-            self.idle[device] += start - self.clock[device]
-        self.level[device] += change.net
-        self.clock[device] = self.ends[task] = start + self._length[kind, stage]
-        self.orders[device].append(task)
-        if kind is B:
-            self.pending[device].append(Task(W, stage, task.microbatch))
-
-    def place_w(self, device: int) -> None:
-        """The device's oldest pending W."""
-        self._place(self.pending[device].popleft())
-
     def place_forward(self, stage: int) -> bool:
         """The stage's next F without any W before it; False when there is none or no memory for it."""
-        device = self.instance.stages[stage].device
-        if self.done[F, stage] >= self.m or not self.has_input(F, stage):
+        if self.done[F, stage] >= self.m or not self.has_input(F, stage) or not self.fits(F, stage):
             return False
-        if not self._holds(device, self._effect[F, stage].while_running):
-            return False
-        self._place(self._next(F, stage))
+        self.place(self.next_task(F, stage))
         return True
 
-    def place_after_w(self, kind: TaskKind, stage: int, allowance: float) -> None:
-        """The stage's next F or B, after as many W's as memory asks for and the wait for it can take.
-
-        Nothing when its input is missing or memory does not allow it.
-        """
+    def fills(self, kind: TaskKind, stage: int, gap: float, allowance: float) -> bool:
+        """Before which tasks a W may go so that the device does not become the idlest."""
         device = self.instance.stages[stage].device
-        if self.done[kind, stage] >= self.m or not self.has_input(kind, stage):
-            return
-        pending = self.pending[device]
-        while not self._holds(device, self._effect[kind, stage].while_running):
-            if not pending:
-                return
-            self.place_w(device)
-        arrival = self.arrival(kind, stage)
-        while pending and arrival >= self.clock[device] + self._length[W, pending[0].stage]:
-            self.place_w(device)
-        patience = max(allowance, *self.idle) - self.idle[device]
         if kind is F:
-            may_fill = self.fill.f
+            may = self.fill.f
         else:
-            may_fill = self.fill.b_homeward if stage == self.down(device) else self.fill.b_outward
-        if pending and may_fill and arrival - self.clock[device] > patience:
-            self.place_w(device)
-        self._place(self._next(kind, stage))
+            may = self.fill.b_homeward if stage == self.down(device) else self.fill.b_outward
+        return may and gap > self.patience(device, allowance)
 
     # --- the three parts -----------------------------------------------------------------------
 
@@ -162,7 +90,7 @@ class _Builder:
             while (
                 device < self.p - 1
                 and self.done[F, 0] < self.m
-                and self._holds(device, stages[down].mem_b * (1 + 2 * device) + stages[up].mem_b)
+                and self.holds(device, stages[down].mem_b * (1 + 2 * device) + stages[up].mem_b)
                 and self.clock[device] + stages[down].t_f <= self.arrival(F, up)
             ):
                 for above in range(device + 1):
@@ -176,10 +104,6 @@ class _Builder:
                 placed = [self.place_forward(chunk(below)) for below in reversed(range(device, self.p))]
                 fruitless = 0 if any(placed) else fruitless + 1
                 going_up = not going_up
-
-    def _holds(self, device: int, more: float) -> bool:
-        room = self.room[device]
-        return self.level[device] + more <= room + MEMORY_RTOL * max(1.0, room)
 
     def _behind(self, device: int) -> bool:
         """Whether a device has started fewer F's than the one above it."""
@@ -229,13 +153,10 @@ class _Builder:
         left = 4 * self.p * self.m
         while (remaining := 4 * self.p * self.m - sum(self.done.values())) > 0:
             if remaining == left:
-                raise _StuckError
+                raise StuckError
             left = remaining
             self.round(allowance)
-        for device in range(self.p):
-            while self.pending[device]:
-                self.place_w(device)
-        return tuple(map(tuple, self.orders))
+        return self.finish()
 
 
 def zb_v_candidates(
@@ -260,7 +181,7 @@ def zb_v_candidates(
             builder = _Builder(instance, room, fill)
             try:
                 orders = builder.run(allowance)
-            except _StuckError:
+            except StuckError:
                 break
             yield orders
             worst = max(builder.idle)

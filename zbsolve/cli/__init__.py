@@ -13,15 +13,19 @@ from io import TextIOWrapper
 
 # Importing a module registers its commands; this order is that of the help page.
 from zbsolve.cli import (  # noqa: F401
+    advising,
     benching,
     cataloguing,
+    doctoring,
     exchanging,
     linking,
     measuring,
     partitioning,
     planning,
+    playing,
     running,
     showing,
+    sweeping,
 )
 from zbsolve.cli.base import app
 

@@ -54,33 +54,38 @@ class ExportFormat(StrEnum):
     torch_csv = "torch-csv"
 
 
-def shipped_instances() -> dict[str, Any]:
+def shipped_files(kind: str = "instance") -> dict[str, Any]:
+    """What ships with the package, by name: instances, models (``model-…``) or clusters (``cluster-…``)."""
     from importlib.resources import files
 
     found = {}
     for entry in files("zbsolve.instances").iterdir():
-        if entry.name.endswith(".json") and entry.name != "known.json":
+        prefix = entry.name.partition("-")[0]
+        of_kind = prefix == kind if kind != "instance" else prefix not in ("model", "cluster")
+        if entry.name.endswith(".json") and entry.name != "known.json" and of_kind:
             found[entry.name.removesuffix(".json")] = entry
     return dict(sorted(found.items()))
 
 
+def shipped_or_file(name: str, kind: str = "instance") -> Path:
+    """A file, or one that ships with the package, by its name."""
+    if name and (Path(name).exists() or "/" in name or name.endswith(".json")):
+        return Path(name)
+    shipped = shipped_files(kind)
+    if name not in shipped:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, shipped, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(shipped)}"
+        raise InputError(f"{name!r}: no such file and no shipped {kind}: give a file, or {hint}")
+    return Path(str(shipped[name]))
+
+
 def load_instance(name: str) -> Instance:
     """An instance file, or one that ships with the package, by its name."""
-    from importlib.resources import as_file
-
     from zbsolve.instance import load_instance
 
-    if not name or (not Path(name).exists() and "/" not in name and not name.endswith(".json")):
-        shipped = shipped_instances()
-        if name not in shipped:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, shipped, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(shipped)}"
-            raise InputError(f"{name!r}: no such file and no shipped instance: give a file, or {hint}")
-        with as_file(shipped[name]) as path:
-            return load_instance(path)
-    return load_instance(name)
+    return load_instance(shipped_or_file(name))
 
 
 def schema_of(path: str) -> str:
@@ -111,6 +116,16 @@ def check_writable(path: Path | None) -> None:
         raise InputError(f"{path}: there is no folder {folder}: create it or choose another place")
     if not os.access(folder, os.W_OK):
         raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
+
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that cannot be written or whose format is unknown."""
+    check_writable(path)
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise InputError(f"{path}: unknown picture format: use {', '.join(PICTURES)}")
 
 
 def require_positive(value: float, option: str) -> None:

@@ -1,46 +1,228 @@
-"""``partition``: layers into stages."""
+"""``partition``: layers into stages, by their times alone or as one decision with the schedule."""
 
 from __future__ import annotations
 
 import json
+import math
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console
-from zbsolve.cli.inputs import check_writable
+from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.inputs import (
+    Objective,
+    Placement,
+    check_writable,
+    integers,
+    require_positive,
+    shipped_or_file,
+)
+from zbsolve.errors import InputError
+
+if TYPE_CHECKING:
+    from zbsolve.cluster import Cluster
+    from zbsolve.partition.layers import LayerProfile
+    from zbsolve.partition.problem import Decision, DecisionProblem
+    from zbsolve.partition.search import JointResult
+
+
+class KeepOption(StrEnum):
+    """What may be done with activations to save memory."""
+
+    recompute = "recompute"
+    offload = "offload"
+
+
+LayersArgument = Annotated[
+    str, typer.Argument(metavar="LAYERS.json", help="Layer profile, or a shipped model's name.")
+]
+ClusterOption = Annotated[
+    str | None, typer.Option(metavar="C.json", help="Cluster file, or a shipped cluster's name.")
+]
 
 
 @command("partition")
 def partition_command(
-    layers: Annotated[Path, typer.Argument(metavar="LAYERS.json", help="Layer profile.")],
-    devices: Annotated[int, typer.Option("--devices", "-p", min=1, help="Stages, one per device.")],
+    layers: LayersArgument,
+    devices: Annotated[
+        int | None, typer.Option("--devices", "-p", min=1, help="Devices (default: the cluster's).")
+    ] = None,
     microbatches: Annotated[int, typer.Option("--microbatches", "-m", min=1, help="Micro-batches.")] = 8,
-    hop: Annotated[float, typer.Option("--hop", min=0.0, help="Latency between neighbours.")] = 0.0,
+    hop: Annotated[
+        float, typer.Option("--hop", min=0.0, help="Latency between devices, without --cluster.")
+    ] = 0.0,
+    memory: Annotated[
+        float | None, typer.Option(min=0.0, help="Memory of each device, without --cluster.")
+    ] = None,
+    cluster: ClusterOption = None,
+    memory_share: Annotated[
+        float, typer.Option(metavar="X", help="Allow this share of the devices' memory.")
+    ] = 1.0,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Decide split, devices and order of passes together.")
+    ] = False,
+    placement: Annotated[
+        list[Placement] | None, typer.Option(help="Placement to consider; repeatable (default: linear).")
+    ] = None,
+    allow: Annotated[
+        list[KeepOption] | None,
+        typer.Option(help="Also let stages recompute or offload activations; repeatable."),
+    ] = None,
+    layers_per_stage: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Keep this split, decide the rest.")
+    ] = None,
+    objective: Annotated[Objective, typer.Option(help="Cost to minimise.")] = Objective.makespan,
+    time_limit: Annotated[float, typer.Option(metavar="S", help="Seconds to search.")] = 60.0,
+    gap: Annotated[float, typer.Option(min=0.0, help="Stop when the joint gap is this small.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="I.json", help="Write the instance here.")
     ] = None,
+    plan: Annotated[Path | None, typer.Option(metavar="P.json", help="Write the plan here.")] = None,
+    decision: Annotated[
+        Path | None, typer.Option(metavar="D.json", help="Write decision, certificate and plan here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the decision alone on stdout.")] = False,
 ) -> None:
-    """Split layers into stages so that the busiest stage is least busy.
+    """Split layers into stages, by time alone or jointly.
 
-    Exact for one stage per device; beside it the split into equal numbers of layers, and how unbalanced
-    each is.
+    By itself: the split whose busiest stage is least busy (one stage a device), beside the split into equal
+    numbers of layers. With --joint, or any option that needs it: split, device order, placement and order of
+    passes as one decision under the devices' memory, with a lower bound that holds for all of them.
     """
-
-    from zbsolve import partition
     from zbsolve.files import write_text_atomically
+    from zbsolve.partition import layers as layer_files
+    from zbsolve.partition import splits
     from zbsolve.report import text
 
-    check_writable(output)
-    profile = partition.load_layers(layers)
-    costs = [layer.cost for layer in profile.layers]
-    splits = {
-        "even": partition.even_split(len(costs), devices),
-        "balanced": partition.balanced_split(costs, devices),
-    }
-    make_console().print(text.partition_table(costs, splits, profile.time_unit))
+    for path in (output, plan, decision):
+        check_writable(path)
+    require_positive(time_limit, "--time-limit")
+    profile = layer_files.load_layers(shipped_or_file(layers, "model"))
+    needs_joint = (cluster, memory, plan, decision, layers_per_stage)
+    joint = joint or as_json or bool(placement) or bool(allow) or any(v is not None for v in needs_joint)
+    problem = _problem(
+        profile,
+        _machines(profile, cluster, devices, hop, memory, memory_share),
+        devices,
+        microbatches,
+        objective,
+        placement,
+        allow,
+        layers_per_stage,
+    )
+    if not as_json and cluster is None:
+        costs = [layer.cost for layer in profile.layers]
+        p = problem.num_devices
+        shown = {"even": splits.even_split(len(costs), p), "balanced": splits.balanced_split(costs, p)}
+        make_console().print(text.partition_table(costs, shown, profile.time_unit))
+    if not joint:
+        if output is not None:
+            instance = problem.instance(_balanced(problem))
+            write_text_atomically(output, json.dumps(instance.to_json_dict(), indent=1) + "\n")
+            typer.echo(f"wrote {output}")
+        return
+    result = _decide(problem, time_limit, gap, seed)
+    _write(result, output, plan, decision)
+    if as_json:
+        from zbsolve.partition.outcome import to_json_dict
+
+        typer.echo(json.dumps(to_json_dict(result), indent=1))
+        return
+    _print_joint(result, min(10.0, time_limit))
+    for path in (output, plan, decision):
+        if path is not None:
+            typer.echo(f"wrote {path}")
+
+
+def _machines(
+    profile: LayerProfile,
+    name: str | None,
+    devices: int | None,
+    hop: float,
+    memory: float | None,
+    share: float,
+) -> Cluster:
+    from zbsolve.cluster import equal_cluster, load_cluster
+
+    if not 0 < share < math.inf:
+        raise InputError(f"--memory-share {share:g}: give a positive number, such as 0.8")
+    if name is not None:
+        if hop or memory is not None:
+            raise InputError("--hop and --memory: the cluster file has them: leave them out with --cluster")
+        return load_cluster(shipped_or_file(name, "cluster")).with_memory(share)
+    if devices is None:
+        raise InputError("--devices is missing: give the number of devices with -p, or --cluster C.json")
+    return equal_cluster(
+        devices,
+        memory=None if memory is None else memory * share,
+        hop=hop,
+        time_unit=profile.time_unit,
+        memory_unit=profile.memory_unit,
+    )
+
+
+def _problem(
+    profile: LayerProfile,
+    machines: Cluster,
+    devices: int | None,
+    microbatches: int,
+    objective: Objective,
+    placements: list[Placement] | None,
+    allow: list[KeepOption] | None,
+    split: str | None,
+) -> DecisionProblem:
+    from zbsolve.partition.layers import Keep
+    from zbsolve.partition.problem import DecisionProblem
+
+    return DecisionProblem(
+        profile=profile,
+        cluster=machines,
+        num_devices=devices or machines.num_devices,
+        num_microbatches=microbatches,
+        objective=objective.value,
+        placements=tuple(dict.fromkeys(p.value for p in placements)) if placements else ("linear",),
+        keeps=(Keep.plain, *dict.fromkeys(Keep(choice.value) for choice in allow or ())),
+        split=integers(split, "--layers-per-stage"),
+    )
+
+
+def _balanced(problem: DecisionProblem) -> Decision:
+    from zbsolve.partition.layers import Keep
+    from zbsolve.partition.problem import Decision
+    from zbsolve.partition.splits import balanced_split
+
+    p = problem.num_devices
+    split = balanced_split([layer.cost for layer in problem.profile.layers], p)
+    return Decision("linear", tuple(range(p)), split, (Keep.plain,) * p)
+
+
+def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) -> JointResult:
+    from zbsolve.partition.search import decide
+
+    with status(f"deciding {problem.profile.name} …") as update:
+        return decide(problem, time_limit=time_limit, gap=gap, seed=seed, progress=update)
+
+
+def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:
+    from zbsolve.files import write_text_atomically
+    from zbsolve.partition.outcome import runnable_plan, to_json_dict
+
+    chosen = runnable_plan(result)
     if output is not None:
-        instance = partition.instance_of_split(profile, splits["balanced"], microbatches, hop)
-        write_text_atomically(output, json.dumps(instance.to_json_dict(), indent=1) + "\n")
-        typer.echo(f"wrote {output}")
+        write_text_atomically(output, json.dumps(chosen.instance.to_json_dict(), indent=1) + "\n")
+    if plan is not None:
+        chosen.save(plan)
+    if decision is not None:
+        write_text_atomically(decision, json.dumps(to_json_dict(result), indent=1) + "\n")
+
+
+def _print_joint(result: JointResult, even_limit: float) -> None:
+    from zbsolve.partition.outcome import even_plan
+    from zbsolve.report.decision_text import decision_table, joint_lines
+
+    make_console().print(decision_table(result))
+    for line in joint_lines(result, even_plan(result.problem, even_limit)):
+        typer.echo(line)

@@ -20,6 +20,7 @@ from zbsolve.cli.inputs import (
     PlanOutput,
     SeedOption,
     SolverOption,
+    check_picture,
     check_writable,
     load_instance,
     require_valid,
@@ -60,10 +61,14 @@ def solve_command(
     gap: Annotated[float, typer.Option(min=0.0, help="Stop when (cost - bound) / cost is this small.")] = 0.0,
     deterministic: Annotated[bool, typer.Option(help="Same seed, same bytes; no wall-clock limits.")] = False,
     output: PlanOutput = None,
+    curve: Annotated[
+        Path | None, typer.Option(metavar="x.png|svg|pdf", help="Draw cost and bound over the search.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the best plan for an instance, and prove how good it is."""
     check_writable(output)
+    check_picture(curve)
     problem = load_instance(instance)
     if memory_cap is not None:
         problem = problem.with_memory_cap(memory_cap)
@@ -78,6 +83,10 @@ def solve_command(
     )
     if output is not None:
         result.plan.save(output)
+    if curve is not None:
+        from zbsolve.report.curves import save_search_figure
+
+        save_search_figure(curve, result)
     if result.interrupted:
         typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
     if as_json:
@@ -86,6 +95,8 @@ def solve_command(
         print_plan(result.plan)
         if output is not None:
             typer.echo(f"plan: {output}")
+        if curve is not None:
+            typer.echo(f"wrote {curve}")
 
 
 def print_plan(plan: Plan) -> None:

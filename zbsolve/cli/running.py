@@ -29,7 +29,9 @@ from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from zbsolve.instance import Instance
+    from zbsolve.partition.layers import LayerProfile
     from zbsolve.plan import Plan
+    from zbsolve.runtime.layer_profiler import LayerOptions
     from zbsolve.trace import Trace
 
 
@@ -90,10 +92,14 @@ def profile_command(
     split: SplitOption = Split.auto,
     seed: SeedOption = 0,
     timeout: TimeoutOption = 120.0,
+    by_layer: Annotated[
+        bool, typer.Option("--layers", help="Each layer by itself, on one device: a layer profile.")
+    ] = False,
 ) -> None:
     """Measure a model's pass times, memory and hop latency here.
 
-    T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once.
+    T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once. With --layers, of each
+    layer, one after the other on one device: for partition, sweep and advise.
     """
     from zbsolve.files import write_text_atomically
     from zbsolve.instance import equal_stages
@@ -105,6 +111,19 @@ def profile_command(
     if memory_cap is not None:
         equal_stages(1, 1).with_memory_cap(memory_cap)  # refuse a bad cap before the measurement, not after
     runtime = load_runtime()
+    if by_layer:
+        layer_options = runtime.LayerOptions(
+            model=model,
+            num_microbatches=microbatches,
+            repeats=repeats,
+            warmup=warmup,
+            threads=threads,
+            split=split.value,
+            seed=seed,
+            timeout=timeout,
+        )
+        _profile_layers(runtime, layer_options, output)
+        return
     options = runtime.ProfileOptions(
         model=model,
         num_devices=devices,
@@ -128,6 +147,17 @@ def profile_command(
     console.print(instance_table(instance))
     console.print(device_table(instance))
     typer.echo(f"instance: {output}")
+
+
+def _profile_layers(runtime: ModuleType, options: LayerOptions, output: Path) -> None:
+    from zbsolve.files import write_text_atomically
+    from zbsolve.report.decision_text import layer_table
+
+    with status(f"profiling the layers of {options.model} …") as update:
+        profile: LayerProfile = runtime.profile_layers(options, update)
+    write_text_atomically(output, profile.to_json())
+    make_console().print(layer_table(profile))
+    typer.echo(f"layer profile: {output}")
 
 
 @command("run")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zbsolve.cli.base import command, make_console, status
-from zbsolve.cli.inputs import check_writable, load_instance, schema_of
+from zbsolve.cli.inputs import PICTURES, check_picture, check_writable, load_instance, schema_of
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from zbsolve.plan import Plan
     from zbsolve.trace import Trace
 
-PICTURES = (".png", ".svg", ".pdf")
+
+class Figure(StrEnum):
+    """What a picture of a plan shows."""
+
+    gantt = "gantt"
+    memory = "memory"
 
 
 @command("show")
@@ -26,34 +32,57 @@ def show_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="x.png|svg|pdf|trace.json", help="Write a picture or a trace."
+            "--output",
+            "-o",
+            metavar="x.html|png|svg|pdf|trace.json",
+            help="Write a page, a picture or a trace.",
         ),
     ] = None,
     trace: Annotated[
         str | None, typer.Option(metavar="T.json", help="Show this measured run over the plan.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="P2.json", help="Page only: this plan beside the first, on one axis."),
+    ] = None,
+    figure: Annotated[Figure, typer.Option(help="What a picture of a plan shows.")] = Figure.gantt,
     width: Annotated[int | None, typer.Option(min=40, help="Columns of the text chart.")] = None,
 ) -> None:
     """Draw a plan, an instance or a measured run.
 
-    A plan: Gantt chart to scale and in-flight memory against the cap. An instance: its stages.
+    A plan: Gantt chart to scale and in-flight memory against the cap. An instance: its stages. As .html: one
+    file that needs no network, to zoom into, with why each device waits.
     """
     check_writable(output)
-    if output is not None and output.suffix not in PICTURES and not output.name.endswith(".trace.json"):
-        raise InputError(f"{output}: unknown format: use {', '.join(PICTURES)} or .trace.json")
+    page = output is not None and output.suffix == ".html"
+    known = page or output is None or output.suffix in PICTURES or output.name.endswith(".trace.json")
+    if not known:
+        raise InputError(f"{output}: unknown format: use .html, {', '.join(PICTURES)} or .trace.json")
     kind = schema_of(file) if Path(file).exists() or file.endswith(".json") else "instance"
     if trace is not None and kind != "plan":
         raise InputError(f"{file}: is no plan: --trace shows a run over the plan that was run")
-    show = {"plan": _show_plan, "instance": _show_instance, "trace": _show_trace}[kind]
-    show(file, output, trace, width)
+    if against is not None and not (page and kind == "plan"):
+        raise InputError(
+            f"--against {against}: two plans are set side by side on a page: give a plan and -o x.html"
+        )
+    if figure is Figure.memory:
+        if kind != "plan" or output is None:
+            raise InputError(f"--figure {figure}: give a plan and -o with one of {', '.join(PICTURES)}")
+        check_picture(output)
+        _show_memory(file, output)
+    elif kind == "plan":
+        _show_plan(file, output, trace, against, width)
+    elif kind == "instance":
+        _show_instance(file, output)
+    else:
+        _show_trace(file, output, width)
     if output is not None:
         typer.echo(f"wrote {output}")
 
 
-def _show_plan(file: str, output: Path | None, trace_file: str | None, width: int | None) -> None:
+def _load_drawable(file: str) -> Plan:
     from zbsolve.plan import load_plan
     from zbsolve.schedule import check
-    from zbsolve.trace import compare, load_trace
 
     plan = load_plan(file)
     violations = check(plan.instance, plan.schedule())
@@ -61,6 +90,16 @@ def _show_plan(file: str, output: Path | None, trace_file: str | None, width: in
         raise InfeasibleError(
             f"{file}: cannot be drawn: {violations[0]} (zbsolve check lists every violation)"
         )
+    return plan
+
+
+def _show_plan(
+    file: str, output: Path | None, trace_file: str | None, against: str | None, width: int | None
+) -> None:
+    from zbsolve.trace import compare, load_trace
+
+    plan = _load_drawable(file)
+    other = None if against is None else _load_drawable(against)
     trace = None if trace_file is None else load_trace(trace_file)
     if trace is not None:
         try:
@@ -74,10 +113,20 @@ def _show_plan(file: str, output: Path | None, trace_file: str | None, width: in
 
         with status(f"drawing {output} …"):
             save_plan_figure(output, plan, trace)
+    elif output.suffix == ".html":
+        from zbsolve.report.html import save_plan_page
+
+        save_plan_page(output, plan, trace, other)
     else:
         from zbsolve.report.chrome_trace import chrome_trace, save_chrome_trace
 
         save_chrome_trace(output, chrome_trace(plan, trace))
+
+
+def _show_memory(file: str, output: Path) -> None:
+    from zbsolve.report.curves import save_memory_figure
+
+    save_memory_figure(output, _load_drawable(file))
 
 
 def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
@@ -94,7 +143,7 @@ def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
     console.print(memory_table(plan))
 
 
-def _show_instance(file: str, output: Path | None, _trace: str | None, _width: int | None) -> None:
+def _show_instance(file: str, output: Path | None) -> None:
     instance = load_instance(file)
     if output is None:
         from zbsolve.report.text import device_table, instance_table
@@ -110,7 +159,7 @@ def _show_instance(file: str, output: Path | None, _trace: str | None, _width: i
         raise InputError(f"{file}: an instance has no timeline for {output}: solve it first")
 
 
-def _show_trace(file: str, output: Path | None, _trace: str | None, width: int | None) -> None:
+def _show_trace(file: str, output: Path | None, width: int | None) -> None:
     from zbsolve.report.timeline import instance_of_trace, measured_schedule
     from zbsolve.trace import load_trace
 
@@ -131,6 +180,10 @@ def _show_trace(file: str, output: Path | None, _trace: str | None, width: int |
         from zbsolve.report.figures import save_trace_figure
 
         save_trace_figure(output, instance, trace)
+    elif output.suffix == ".html":
+        from zbsolve.report.html import save_trace_page
+
+        save_trace_page(output, instance, trace)
     else:
         from zbsolve.report.chrome_trace import chrome_trace_of_measurement, save_chrome_trace
 

@@ -15,7 +15,7 @@ from zbsolve.files import write_text_atomically
 from zbsolve.instance import Instance
 from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan, order_messages
-from zbsolve.report.timeline import Wait, measured_schedule, measured_waits
+from zbsolve.report.timeline import Wait, drawn, measured_schedule, measured_waits
 from zbsolve.schedule import Schedule
 from zbsolve.trace import Trace
 
@@ -89,7 +89,7 @@ def _lane_events(
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}},
         {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
     ]
-    for device, program in enumerate(schedule.devices):
+    for device, program in enumerate(drawn(instance, schedule).devices):
         arguments = {"pid": pid, "tid": device}
         events.append({"ph": "M", "name": "thread_name", **arguments, "args": {"name": f"device {device}"}})
         events.append({"ph": "M", "name": "thread_sort_index", **arguments, "args": {"sort_index": device}})

@@ -9,7 +9,8 @@ fitting.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zbsolve.baselines import BASELINES
@@ -90,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTable:
-    """All rows, the solved plan last, and the baselines that do not apply with the rule they need."""
+    """All rows, a solved plan last, and the baselines that do not apply with the rule they need."""
 
     rows: tuple[Row, ...]
     not_applicable: tuple[tuple[str, str], ...]
@@ -115,14 +116,20 @@ def gain_text(gain: float | None) -> str:
 
 
 def make_row(
-    name: str, plan: Plan, timed_on: Instance, schedule: Schedule, reference: float | None, runs_on: str = ""
+    name: str,
+    instance: Instance,
+    objective: str,
+    timed_on: Instance,
+    schedule: Schedule,
+    reference: float | None,
+    runs_on: str = "",
 ) -> Row:
-    """Figures of one schedule beside a plan; ``reference`` is 1F1B's cost under the plan's objective.
+    """Figures of one schedule on an instance; ``reference`` is 1F1B's cost under the objective.
 
-    Memory is judged by the cap of the plan's instance: some baselines are built under a cap of their own.
+    Memory is judged by the cap of ``instance``: some baselines are built under a cap of their own.
     """
     peaks = peaks_of(timed_on, schedule)
-    cost = schedule.cost(plan.objective)
+    cost = schedule.cost(objective)
     rates = [bubble_rate(schedule, cost) for cost in (schedule.makespan, schedule.span)]
     return Row(
         name=name,
@@ -139,7 +146,7 @@ def make_row(
         ),
         hops=sum(timed_on.crosses(boundary) for boundary in range(timed_on.chain - 1)),
         parameters=timed_on.replicas,
-        fits_cap=all(plan.instance.fits(device, peak) for device, peak in enumerate(peaks)),
+        fits_cap=all(instance.fits(device, peak) for device, peak in enumerate(peaks)),
         gain=None if not reference else (reference - cost) / reference,
         runs_on=runs_on,
     )
@@ -200,13 +207,12 @@ def _reference(instance: Instance, objective: str) -> tuple[float | None, str]:
     return cost, reason
 
 
-def compare_with_baselines(plan: Plan) -> ComparisonTable:
-    """Every applicable baseline, then the plan itself, on the plan's model and devices."""
-    instance, objective = plan.instance, plan.objective
+def compare_baselines(instance: Instance, objective: str, extra: Sequence[str] = ()) -> ComparisonTable:
+    """Every applicable baseline on an instance's model and devices, and those named besides."""
     reference, reason = _reference(instance, objective)
     rows = []
     not_applicable = []
-    for name in BASELINES:
+    for name in (*BASELINES, *extra):
         try:
             timed_on, schedule, runs_on = scheduled(name, instance, objective)
         except ZbsolveError as error:
@@ -217,9 +223,17 @@ def compare_with_baselines(plan: Plan) -> ComparisonTable:
         if timed_on.recomputes and not instance.recomputes:
             kept = any(stage.mem_r for stage in timed_on.stages)
             runs_on = "recomputation" if kept else "recomputation, stage inputs not counted"
-        rows.append(make_row(name, plan, timed_on, schedule, reference, runs_on))
-    rows.append(make_row(f"zbsolve ({plan.solver.name})", plan, instance, plan.schedule(), reference))
+        rows.append(make_row(name, instance, objective, timed_on, schedule, reference, runs_on))
     return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
+
+
+def compare_with_baselines(plan: Plan) -> ComparisonTable:
+    """Every applicable baseline, then the plan itself, on the plan's model and devices."""
+    instance, objective = plan.instance, plan.objective
+    table = compare_baselines(instance, objective)
+    reference, _ = _reference(instance, objective)
+    own = make_row(f"zbsolve ({plan.solver.name})", instance, objective, instance, plan.schedule(), reference)
+    return replace(table, rows=(*table.rows, own))
 
 
 def cap_text(instance: Instance, device: int) -> str:

@@ -9,6 +9,7 @@ artist a box, so that tens of thousands of tasks take seconds.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from zbsolve.report.timeline import (
     COLOURS,
     MEANINGS,
     Wait,
+    drawn,
     label,
     measured_schedule,
     measured_waits,
@@ -63,7 +65,7 @@ class Lane:
 def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -> None:
     """Gantt chart and memory of a plan, with the median measured step when a trace is given."""
     predicted = plan.schedule()
-    lanes = [Lane("predicted", predicted)]
+    lanes = [Lane("predicted", drawn(plan.instance, predicted))]
     if trace is not None:
         lanes.append(_measured_lane(plan.instance, trace))
     unit = plan.instance.time_unit
@@ -75,13 +77,21 @@ def save_plan_figure(path: str | Path, plan: Plan, trace: Trace | None = None) -
         title += f"\nmeasured makespan {trace.makespan:.6g} {unit}, median of {len(trace.steps)} steps"
         title += " (emulated)" if trace.mode == "emulated" else ""
         title += "; upper lanes predicted, lower lanes measured"
-    _save(path, _gantt_figure(plan.instance, lanes, predicted, title))
+    save_figure(path, _gantt_figure(plan.instance, lanes, predicted, title))
+
+
+def plan_picture(plan: Plan, suffix: str) -> bytes:
+    """The picture of :func:`save_plan_figure` as bytes, for pages and notebooks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"plan{suffix}"
+        save_plan_figure(path, plan)
+        return path.read_bytes()
 
 
 def save_trace_figure(path: str | Path, instance: Instance, trace: Trace) -> None:
     """Gantt chart of the median measured step alone."""
     title = f"{trace.model}: measured makespan {trace.makespan:.6g} {trace.time_unit} ({trace.mode})"
-    _save(path, _gantt_figure(instance, [_measured_lane(instance, trace)], None, title))
+    save_figure(path, _gantt_figure(instance, [_measured_lane(instance, trace)], None, title))
 
 
 def save_instance_figure(path: str | Path, instance: Instance) -> None:
@@ -102,7 +112,7 @@ def save_instance_figure(path: str | Path, instance: Instance) -> None:
     axes.set_xlabel(f"time per micro-batch ({instance.time_unit})")
     axes.set_title(instance.name)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _save(path, figure)
+    save_figure(path, figure)
 
 
 def _measured_lane(instance: Instance, trace: Trace) -> Lane:
@@ -110,11 +120,12 @@ def _measured_lane(instance: Instance, trace: Trace) -> Lane:
     return Lane("measured", measured_schedule(instance, step), measured_waits(step))
 
 
-def _save(path: str | Path, figure: Figure) -> None:
+def save_figure(path: str | Path, figure: Figure) -> None:
+    """Write a figure in the format that its suffix names, whole or not at all; equal figures, equal bytes."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise InputError(f"{path}: unknown picture format: use {', '.join(FORMATS)}")
-    # Equal plans give equal files: no date, and fixed element ids.
+    # No date, and fixed element ids.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     with mpl.rc_context({"svg.hashsalt": "zbsolve", "svg.fonttype": "none"}):
         write_atomically(
@@ -131,9 +142,9 @@ def _gantt_figure(
 ) -> Figure:
     p = instance.num_devices
     longest = max(len(order) for lane in lanes for order in lane.schedule.devices)
-    lane_height = 0.42 if p <= 8 else 0.28
+    lane_height, space = (0.42, 0.10) if p <= 8 else (0.28, 0.10) if p <= 32 else (0.14, 0.04)
     band = 0.0 if memory_of is None else 0.6 * lane_height
-    row = len(lanes) * lane_height + band + 0.10
+    row = len(lanes) * lane_height + band + space
     font = min(9.0, 0.62 * lane_height * _POINTS_PER_INCH)
     names = [_device_label(instance, d, memory_of) for d in range(p)]
     handles = _legend(instance, lanes, memory_of)
@@ -159,7 +170,7 @@ def _gantt_figure(
         _draw_memory(axes, instance, memory_of, [d * row + len(lanes) * lane_height for d in range(p)], band)
     axes.set_xlim(first, last)
     axes.set_ylim(row * p, 0)
-    axes.set_yticks([d * row + (row - 0.10) / 2 for d in range(p)], names, fontsize=max(7.0, font))
+    axes.set_yticks([d * row + (row - space) / 2 for d in range(p)], names, fontsize=max(7.0, font))
     axes.tick_params(axis="y", length=0)
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)

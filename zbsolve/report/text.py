@@ -16,10 +16,10 @@ from rich.text import Text
 
 from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
-from zbsolve.partition import imbalance, stage_loads
+from zbsolve.partition.splits import imbalance, stage_loads
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import ComparisonTable, cap_text
-from zbsolve.report.timeline import COLOURS, MEANINGS, label, time_range
+from zbsolve.report.timeline import COLOURS, MEANINGS, drawn, label, time_range
 from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Comparison, Trace
 
@@ -45,6 +45,7 @@ def gantt(instance: Instance, lanes: Sequence[tuple[str, Schedule]], width: int)
     width : int
         Columns of the terminal, names included.
     """
+    lanes = [(name, drawn(instance, schedule)) for name, schedule in lanes]
     names = [
         [f"{d}" if len(lanes) == 1 else f"{d} {name}" for name, _ in lanes]
         for d in range(instance.num_devices)

@@ -89,6 +89,29 @@ def label(instance: Instance, task: Task) -> str:
     return str(task)
 
 
+def drawn(instance: Instance, schedule: Schedule) -> Schedule:
+    """The schedule with F&B pairs side by side: F first, each in proportion to its own length.
+
+    The two of a pair share one interval, and one box would hide the other.
+    """
+    if not schedule.pairs:
+        return schedule
+    share: dict[Task, tuple[float, float]] = {}
+    for forward, backward in schedule.pairs:
+        stage = instance.stages[forward.stage]
+        length = stage.t_f + (instance.stages[backward.stage].t_bw or 0.0)
+        part = stage.t_f / length if length else 0.5
+        share[forward], share[backward] = (0.0, part), (part, 1.0)
+
+    def placed(timed: TimedTask) -> TimedTask:
+        if timed.task not in share:
+            return timed
+        begin, end = (timed.start + at * (timed.end - timed.start) for at in share[timed.task])
+        return TimedTask(timed.task, begin, end)
+
+    return Schedule(tuple(tuple(map(placed, program)) for program in schedule.devices))
+
+
 def busy_time(schedule: Schedule) -> float:
     """Time that devices spend on tasks, summed over devices; an F&B pair counts once."""
     seconds = {backward for _, backward in schedule.pairs}

@@ -1,0 +1,126 @@
+"""Lags between few micro-batches: hand-worked, never above a schedule, and bounds that rest on them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from tests.strategies import small_instances
+from zbsolve.bounds import window_bounds
+from zbsolve.errors import InfeasibleError
+from zbsolve.formulation import canonical
+from zbsolve.formulations.cpsat_lags import prove_lag
+from zbsolve.graph import F, Task
+from zbsolve.heuristics import presets
+from zbsolve.instance import Instance, equal_stages
+from zbsolve.list_scheduler import ListScheduler, serial_orders
+from zbsolve.memory import require_feasible
+from zbsolve.plan import Plan, ProvenLag
+from zbsolve.precedence import Lag
+from zbsolve.random_instances import random_instance
+from zbsolve.simulator import simulate
+from zbsolve.solver import solve
+from zbsolve.verify import reverify
+
+SERIAL = equal_stages(2, 4, memory_cap=1)
+
+
+def lag(instance: Instance, stage: int, distance: int, *, to_end: bool = False, seconds: float = 30.0) -> Lag:
+    """A lag, proven as far as the time allows."""
+    orders = serial_orders(instance)
+    found = prove_lag(instance, stage, distance, orders, to_end=to_end, time_limit=seconds, workers=1)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "distance", "to_end", "value"),
+    [
+        # Device 0 holds one micro-batch from F to W: F0 0-1, F1 1-2, B1 2-3, B0 3-4, W0 4-5, next F0 5.
+        (0, 1, False, 5.0),
+        (0, 2, False, 10.0),
+        # Device 1 gets the next one from there: its own F's are 5 apart as well.
+        (1, 1, False, 5.0),
+        # From the last F0 to the end: all five units; from the last F1 one less; of two micro-batches 10.
+        (0, 1, True, 5.0),
+        (1, 1, True, 4.0),
+        (0, 2, True, 10.0),
+    ],
+)
+def test_lags_by_hand(stage: int, distance: int, to_end: bool, value: float) -> None:
+    """One micro-batch at a time, unit times: every lag can be read off the serial schedule."""
+    assert lag(SERIAL, stage, distance, to_end=to_end).value == pytest.approx(value)
+
+
+def test_without_a_cap_only_the_stage_itself_spaces_its_forwards() -> None:
+    """Nothing but F0 F0 F0: two F's later is 2 units later."""
+    assert lag(equal_stages(2, 4), 0, 2).value == pytest.approx(2.0)
+
+
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(small_instances(max_passes=8))
+def test_no_schedule_has_a_shorter_lag(instance: Instance) -> None:
+    """In every schedule found, each F is at least the lag after the F so many micro-batches before it."""
+    try:
+        require_feasible(instance)
+    except InfeasibleError:
+        return
+    m, last = instance.num_microbatches, instance.num_stages - 1
+    scheduler = ListScheduler(instance)
+    schedules = [simulate(instance, serial_orders(instance))]
+    for policy in presets(instance, patiences=1):
+        if scheduler.run(policy)[0] < float("inf"):
+            schedules.append(simulate(instance, canonical(instance, scheduler.orders())))
+    lags = [lag(instance, last, 1, to_end=True, seconds=1)]
+    if m > 1:
+        lags.append(lag(instance, 0, 1, seconds=1))
+    for schedule in schedules:
+        start = {timed.task: timed.start for timed in schedule}
+        for proven in lags:
+            if proven.to_end:
+                apart = [schedule.makespan - start[Task(F, proven.stage, m - proven.distance)]]
+            else:
+                forwards = [start[Task(F, proven.stage, j)] for j in range(m)]
+                apart = [after - before for before, after in pairwise(forwards)]
+            assert min(apart) >= proven.value - 1e-9
+        for objective in ("makespan", "span"):
+            for bound in window_bounds(instance, objective, tuple(lags)):
+                assert bound.value <= schedule.cost(objective) + 1e-9
+
+
+def test_a_tight_v_placement_is_closed_by_lags() -> None:
+    """random-30: caps of one micro-batch, V on 3 devices; without lags a fifth of its step stays open."""
+    instance = random_instance(30)
+    plan = solve(instance, time_limit=10).plan
+    # 34.28 for one micro-batch, the other 15 follow 23.602 apart: 388.31.
+    assert plan.makespan == pytest.approx(34.28 + 15 * 23.602)
+    assert plan.status == "optimal"
+    assert plan.bound_proof.method == "one machine, proven lags"
+
+
+def test_check_proves_the_lags_of_a_plan_anew() -> None:
+    """A plan's lags are confirmed by solving them again; a false one does not confirm its bound."""
+    plan = solve(random_instance(30), time_limit=10).plan
+    plan = Plan.model_validate_json(plan.to_json())
+    assert reverify(plan).confirmed
+    assert "proven lags" in reverify(plan).sentence
+    false = tuple(
+        ProvenLag(stage=known.stage, distance=known.distance, value=known.value * 1.5, to_end=known.to_end)
+        for known in plan.bound_proof.lags
+    )
+    doubted = plan.model_copy(update={"bound_proof": plan.bound_proof.model_copy(update={"lags": false})})
+    assert not reverify(doubted).confirmed
+    nowhere = ProvenLag(stage=99, distance=1, value=1.0)
+    broken = plan.model_copy(update={"bound_proof": plan.bound_proof.model_copy(update={"lags": (nowhere,)})})
+    assert reverify(broken).violation is not None
+
+
+def test_a_bound_says_which_lags_it_rests_on() -> None:
+    """SERIAL with its lag: 3 x 5 before the last F0, then 5: 20, the right value for p=2, m=4, cap 1."""
+    proven = (lag(SERIAL, 0, 1), lag(SERIAL, 0, 1, to_end=True))
+    best = max(window_bounds(SERIAL, "makespan", proven), key=lambda bound: bound.value)
+    assert best.value == pytest.approx(20.0)
+    assert best.lags == proven
+    assert "F(stage 0, j+1) is at least 5 after F(stage 0, j)" in best.statement

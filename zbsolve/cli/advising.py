@@ -1,0 +1,101 @@
+"""``advise``: one recommendation for a model on a cluster, with its reasons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.inputs import Placement, check_writable, integers, require_positive, shipped_or_file
+
+if TYPE_CHECKING:
+    from zbsolve.advise import Advice
+    from zbsolve.partition.problem import Placement as PlacementName
+    from zbsolve.partition.search import JointResult
+    from zbsolve.sweep.grid import Inputs
+
+
+@command("advise")
+def advise_command(
+    layers: Annotated[
+        list[str],
+        typer.Argument(metavar="LAYERS.json…", help="Layer profiles (one a micro-batch size), or a model."),
+    ],
+    cluster: Annotated[str, typer.Option(metavar="C.json", help="Cluster file or shipped name.")],
+    batch: Annotated[int, typer.Option(min=1, help="Samples a step, over all replicas.")],
+    microbatch_size: Annotated[
+        str, typer.Option("--microbatch-size", "-b", metavar="N,N,…", help="Samples per micro-batch.")
+    ] = "1",
+    placement: Annotated[
+        list[Placement] | None, typer.Option(help="Placement to consider; repeatable (default: linear, v).")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="P.json", help="Solve the recommendation further, write its plan.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(metavar="S", help="Seconds to search for --plan.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Recommend how to train a model on a cluster, and say why.
+
+    Costs every way to use all devices (p x d, placement, micro-batch size), and gives the best with the
+    figures behind it, the next best, and what would change the answer. Among ways within 1 % of the fastest
+    it takes the simplest.
+    """
+    from zbsolve.advise import advise
+    from zbsolve.cluster import load_cluster
+    from zbsolve.partition.layers import load_layers
+    from zbsolve.sweep.grid import Inputs
+
+    check_writable(plan)
+    require_positive(time_limit, "--time-limit")
+    inputs = Inputs(
+        tuple(load_layers(shipped_or_file(name, "model")) for name in layers),
+        load_cluster(shipped_or_file(cluster, "cluster")),
+    )
+    inputs.require_one_kind()
+    names = [choice.value for choice in placement] if placement else ["linear", "v"]
+    with status("advising …") as update:
+        advice = advise(
+            inputs,
+            batch,
+            microbatch_sizes=integers(microbatch_size, "--microbatch-size") or (1,),
+            placements=tuple(cast("PlacementName", name) for name in dict.fromkeys(names)),
+            progress=lambda text: update(f"advising: {text}"),
+        )
+        solved = None if plan is None else _solve(inputs, advice, time_limit)
+    if solved is not None and plan is not None:
+        from zbsolve.partition.outcome import runnable_plan
+
+        runnable_plan(solved).save(plan)
+    if as_json:
+        typer.echo(json.dumps(advice.to_json_dict(), indent=1))
+    else:
+        _print_advice(inputs, advice)
+        if solved is not None:
+            typer.echo(
+                f"wrote {plan}: makespan {solved.plan.makespan:.6g}, joint bound {solved.lower_bound:.6g}, "
+                f"gap {solved.gap:.3%}"
+            )
+
+
+def _solve(inputs: Inputs, advice: Advice, time_limit: float) -> JointResult:
+    from zbsolve.advise import problem_of
+    from zbsolve.partition.search import decide
+
+    return decide(problem_of(inputs, advice.best.config), time_limit=time_limit)
+
+
+def _print_advice(inputs: Inputs, advice: Advice) -> None:
+    from zbsolve.report.advice_text import candidate_table, change_lines, reason_table, summary_lines
+
+    console = make_console()
+    for line in summary_lines(advice, inputs.cluster.time_unit, inputs.cluster.memory_unit):
+        typer.echo(line)
+    console.print(reason_table(advice))
+    typer.echo("what would change it:")
+    for line in change_lines(advice):
+        typer.echo(f"  {line}")
+    console.print(candidate_table(advice, inputs.cluster.time_unit, inputs.cluster.memory_unit))

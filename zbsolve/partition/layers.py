@@ -1,0 +1,197 @@
+"""A model as its layers: what one device measures layer by layer, and stages made of runs of layers.
+
+Times and activation memory of a stage are the sums of its layers'. What a pass needs only while it runs
+(``peak_*``) is that of its hungriest layer, so a stage's memory is never understated. Fusing across layer
+boundaries, caches that a longer run of layers warms, and allocator effects are not modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from zbsolve.cluster import Host
+from zbsolve.errors import InputError
+from zbsolve.instance import NonNegative, Stage, raise_first, read_document
+from zbsolve.recompute import folded
+
+SCHEMA = "zbsolve.layers/1"
+
+
+class Layer(BaseModel):
+    """One layer's pass times and memory, in the profile's units; fields as a stage's.
+
+    Attributes
+    ----------
+    static_mem : float
+        Parameters, gradients and optimizer states.
+    mem_out : float
+        Size of what it hands to the next layer (and gets back as a gradient): hops and recomputation need it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str | None = None
+    t_f: NonNegative
+    t_b: NonNegative
+    t_w: NonNegative
+    t_bw: NonNegative | None = None
+    mem_b: NonNegative = 0.0
+    mem_w: NonNegative = 0.0
+    peak_f: NonNegative = 0.0
+    peak_b: NonNegative = 0.0
+    peak_w: NonNegative = 0.0
+    static_mem: NonNegative = 0.0
+    mem_out: NonNegative = 0.0
+
+    @property
+    def cost(self) -> float:
+        """Device time of one micro-batch, backward split."""
+        return self.t_f + self.t_b + self.t_w
+
+
+class LayerProfile(BaseModel):
+    """A model as its layers, in order, for micro-batches of ``microbatch_size`` samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+    schema_: Literal["zbsolve.layers/1"] = Field(default="zbsolve.layers/1", alias="schema")
+    name: str = "unnamed"
+    time_unit: str = "ms"
+    memory_unit: str = "MiB"
+    microbatch_size: Annotated[int, Field(ge=1)] = 1
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _accept_json_array(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    def to_json(self) -> str:
+        """The file's text: a line a layer, what is zero or not given left out."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        rows = [
+            json.dumps({k: v for k, v in layer.items() if v != 0 or k in ("t_f", "t_b", "t_w")})
+            for layer in data.pop("layers")
+        ]
+        head = json.dumps(data, indent=1).removesuffix("\n}")
+        return f'{head},\n "layers": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+
+    def scaled(self, microbatch_size: int) -> LayerProfile:
+        """The profile for another micro-batch size, every time and activation in proportion.
+
+        Small micro-batches run less efficiently than that: profile at each size where it matters.
+        """
+        if microbatch_size == self.microbatch_size:
+            return self
+        factor = microbatch_size / self.microbatch_size
+        layers = tuple(
+            layer.model_copy(
+                update={
+                    field: None if value is None else value * factor
+                    for field in _PER_MICROBATCH
+                    for value in (getattr(layer, field),)
+                }
+            )
+            for layer in self.layers
+        )
+        return self.model_copy(update={"layers": layers, "microbatch_size": microbatch_size})
+
+
+_PER_MICROBATCH = (
+    *("t_f", "t_b", "t_w", "t_bw", "mem_b", "mem_w"),
+    *("peak_f", "peak_b", "peak_w", "mem_out"),
+)
+
+
+def load_layers(path: str | Path) -> LayerProfile:
+    """Read a layer profile."""
+    data = read_document(path, SCHEMA, "a layer profile")
+    try:
+        return LayerProfile.model_validate(data)
+    except ValidationError as error:
+        raise_first(error, str(path))
+
+
+def join_profiles(profiles: Sequence[LayerProfile]) -> LayerProfile:
+    """One profile of several profiled one after the other (the parts of a model, in order)."""
+    first = profiles[0]
+    for other in profiles[1:]:
+        for field in ("time_unit", "memory_unit", "microbatch_size"):
+            if getattr(other, field) != getattr(first, field):
+                raise InputError(
+                    f"layer profiles {first.name} and {other.name}: {field} is {getattr(first, field)} and "
+                    f"{getattr(other, field)}: give profiles of one kind"
+                )
+    layers = tuple(layer for profile in profiles for layer in profile.layers)
+    return first.model_copy(update={"layers": layers})
+
+
+class Keep(StrEnum):
+    """What happens to a stage's activations between F and B."""
+
+    plain = "plain"
+    recompute = "recompute"
+    offload = "offload"
+
+
+def stage_of(
+    profile: LayerProfile,
+    first: int,
+    end: int,
+    *,
+    device: int,
+    speed: float = 1.0,
+    keep: Keep = Keep.plain,
+    host: Host | None = None,
+    fold: bool = True,
+) -> Stage:
+    """Layers ``first`` to ``end - 1`` as one stage on a device of a speed.
+
+    The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only its input is kept between F
+    and B, and F runs again right before B: within it (``t_b`` and ``t_bw`` grow by ``t_f``,
+    :mod:`zbsolve.recompute`), or as an R of its own with ``fold=False``. With
+    ``offload`` nothing is kept, and F and B are longer by the part of the transfer that the host's
+    ``overlap`` does not hide. In both, what W needs stays on the device from B to W.
+    """
+    run = profile.layers[first:end]
+
+    def total(field: str) -> float:
+        return math.fsum(getattr(layer, field) for layer in run)
+
+    def hungriest(field: str) -> float:
+        return max(float(getattr(layer, field)) for layer in run)
+
+    mem_b, name = total("mem_b"), f"layers {first}-{end - 1}"
+    # The profile's fields were validated; sums of them need no second look.
+    plain = Stage.model_construct(
+        device=device,
+        t_f=total("t_f") / speed,
+        t_b=total("t_b") / speed,
+        t_w=total("t_w") / speed,
+        t_bw=None if any(layer.t_bw is None for layer in run) else total("t_bw") / speed,
+        mem_b=mem_b,
+        mem_w=total("mem_w"),
+        peak_f=hungriest("peak_f"),
+        peak_b=hungriest("peak_b"),
+        peak_w=hungriest("peak_w"),
+        name=name if keep is Keep.plain else f"{name}: {keep.value}",
+    )
+    if keep is Keep.plain:
+        return plain
+    if keep is Keep.recompute:
+        kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
+        stage = plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
+        return folded(stage) if fold else stage
+    if host is None:
+        raise InputError('offload: the cluster has no "host": give its bandwidth')
+    # As a recomputation that keeps nothing, whose R is the wait for what comes back; F waits for it to go.
+    wait_f, wait_b = (max(0.0, mem_b / host.bandwidth - host.overlap * own) for own in (plain.t_f, plain.t_b))
+    stage = folded(plain.model_copy(update={"t_r": wait_b, "mem_r": 0.0}))
+    return stage.model_copy(update={"t_f": plain.t_f + wait_f, "peak_f": plain.peak_f + mem_b})

@@ -1,0 +1,174 @@
+"""Solves that run beside the page, each in a process of its own, and what each has said so far."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import signal
+import sys
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zbsolve.errors import EnvironmentFailedError, InputError
+from zbsolve.instance import Instance, parse_instance
+from zbsolve.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+MOST_RUNNING = 2
+MOST_KEPT = 20
+# After a cancel a search may finish its current step; it is asked again, then ended by force.
+PATIENCE = 30.0
+REMINDERS = 6
+LONGEST_LINE = 2**28
+
+
+@dataclass
+class Job:
+    """One solve: its lines so far (``progress``, then ``done`` or ``error``), and its plan at the end."""
+
+    key: str
+    instance: Instance
+    objective: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    plan: Plan | None = None
+    process: asyncio.subprocess.Process | None = None
+    cancelled: bool = False
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def running(self) -> bool:
+        """Whether the last line is still to come."""
+        return not self.lines or self.lines[-1]["type"] == "progress"
+
+    async def say(self, line: dict[str, Any]) -> None:
+        """Add a line and wake whoever listens."""
+        self.lines.append(line)
+        async with self.news:
+            self.news.notify_all()
+
+    async def listen(self) -> AsyncIterator[dict[str, Any]]:
+        """Every line from the first on, as they come; ends with the job."""
+        heard = 0
+        while True:
+            while heard < len(self.lines):
+                heard += 1
+                yield self.lines[heard - 1]
+            if not self.running:
+                return
+            async with self.news:
+                while heard == len(self.lines):
+                    await self.news.wait()
+
+
+class JobBoard:
+    """The jobs of one server: a few run at a time, the latest finished ones are kept for downloads."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, key: str) -> Job | None:
+        """A job by its key."""
+        return self._jobs.get(key)
+
+    async def start(self, instance: Instance, objective: str, solver: str, time_limit: float) -> Job:
+        """Start a solve; raises ``InputError`` while as many as allowed are running."""
+        if sum(job.running for job in self._jobs.values()) >= MOST_RUNNING:
+            raise InputError(f"{MOST_RUNNING} solves are running: wait for one or cancel it")
+        job = Job(secrets.token_urlsafe(9), instance, objective)
+        self._jobs[job.key] = job
+        for key in [key for key, old in self._jobs.items() if not old.running][: len(self._jobs) - MOST_KEPT]:
+            del self._jobs[key]
+        order = {
+            "instance": instance.to_json_dict(),
+            "objective": objective,
+            "solver": solver,
+            "time_limit": time_limit,
+        }
+        task = asyncio.create_task(self._run(job, json.dumps(order).encode()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    async def _run(self, job: Job, order: bytes) -> None:
+        try:
+            job.process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "zbsolve.playground.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=LONGEST_LINE,
+                start_new_session=True,  # Ctrl-C in the terminal is the server's to handle
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(order)
+            process.stdin.close()
+            async for text in process.stdout:
+                await self._hear(job, json.loads(text))
+            await process.wait()
+        except OSError as error:
+            await job.say({"type": "error", "message": f"the solver did not start ({error.strerror})"})
+        if job.running:
+            said = "cancelled" if job.cancelled else "the solver died: is there enough memory?"
+            await job.say({"type": "error", "message": said})
+
+    async def _hear(self, job: Job, line: dict[str, Any]) -> None:
+        if line["type"] == "done":
+            data = line.pop("plan")
+            # A baseline with fused backward brings its own instance.
+            instance = parse_instance(data["instance"], "plan: instance")
+            job.plan = await asyncio.to_thread(Plan.model_validate, {**data, "instance": instance})
+            plan = job.plan
+            line["interrupted"] |= job.cancelled  # CP-SAT ends on the signal without a word
+            line |= {
+                "status": plan.status,
+                "cost": plan.cost,
+                "bound": plan.lower_bound,
+                "gap": plan.gap,
+                "found_by": plan.solver.name,
+                "proved_by": plan.bound_proof.method,
+                "seconds": plan.solver.seconds or 0.0,
+            }
+        await job.say(line)
+
+    async def cancel(self, job: Job) -> None:
+        """Ask the search to stop and keep its best plan; end it by force when it does not listen."""
+        if not job.running:
+            return
+        job.cancelled = True
+        loop = asyncio.get_running_loop()
+        for again in range(REMINDERS):
+            loop.call_later(again * PATIENCE / REMINDERS, self._interrupt, job)
+        loop.call_later(PATIENCE, self._kill, job)
+
+    def _interrupt(self, job: Job) -> None:
+        if job.running and job.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                job.process.send_signal(signal.SIGINT)
+
+    def _kill(self, job: Job) -> None:
+        if job.process is not None and job.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                job.process.kill()
+
+    async def close(self) -> None:
+        """End every search that still runs, and wait until its process is gone."""
+        for job in self._jobs.values():
+            self._kill(job)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def finished_plan(job: Job) -> Plan:
+    """The plan of a finished job; raises ``EnvironmentFailedError`` when there is none."""
+    if job.plan is None:
+        raise EnvironmentFailedError("this solve has no plan (yet)")
+    return job.plan

@@ -1,0 +1,1 @@
+"""Many configurations of one model on one cluster, kept in a store that outlives any interruption."""
