@@ -602,7 +602,7 @@ def solve_cpsat(
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
     with _Stopper(solver, should_stop):
-        native = solver.solve(built.model, callback)
+        native = solve_interruptibly(solver, built.model, callback)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
     if native == cp_model.MODEL_INVALID:
@@ -611,6 +611,39 @@ def solve_cpsat(
         candidates.append(built.orders(solver.value))
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
     return answer(bound, native == cp_model.INFEASIBLE, name)
+
+
+def solve_interruptibly(
+    solver: cp_model.CpSolver,
+    model: cp_model.CpModel,
+    callback: cp_model.CpSolverSolutionCallback | None = None,
+) -> cp_model.CpSolverStatus:
+    """``solver.solve``, but Ctrl-C stops it at once and is a ``KeyboardInterrupt`` here.
+
+    CP-SAT's own handler would end this one search and hide the interrupt from whoever called it.
+    """
+    solver.parameters.catch_sigint_signal = False
+    outcome: list[cp_model.CpSolverStatus | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(solver.solve(model, callback))
+        except BaseException as error:  # noqa: BLE001  handed to the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)  # with a time limit: only then do signals get through
+    except KeyboardInterrupt:
+        while thread.is_alive():
+            solver.stop_search()  # lost when the search has not begun yet: asked again
+            thread.join(0.1)
+        raise
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
 
 
 class _Improvements(cp_model.CpSolverSolutionCallback):

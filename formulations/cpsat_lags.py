@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ortools.sat.python import cp_model
 
 from zbsolve.formulation import Orders
-from zbsolve.formulations.cpsat import CpSatModel, Moments, OutOfTimeError
+from zbsolve.formulations.cpsat import CpSatModel, Moments, OutOfTimeError, solve_interruptibly
 from zbsolve.graph import F, Task
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag
@@ -119,7 +119,7 @@ def prove_lag(
     else:
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, until - time.monotonic())
-    native = solver.solve(built.model)
+    native = solve_interruptibly(solver, built.model)
     if native == cp_model.MODEL_INVALID:
         raise AssertionError(f"CP-SAT rejects the model: {built.model.validate()}")
     if native not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -19,6 +19,7 @@ from itertools import combinations
 from ortools.sat.python import cp_model
 
 from zbsolve.formulation import Orders
+from zbsolve.formulations.cpsat import solve_interruptibly
 from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
 from zbsolve.instance import Instance
 from zbsolve.memory import effect
@@ -231,7 +232,7 @@ def find_pattern(
     else:
         solver.parameters.num_workers = workers
         solver.parameters.max_time_in_seconds = time_limit
-    native = solver.solve(built.model)
+    native = solve_interruptibly(solver, built.model)
     if native == cp_model.MODEL_INVALID:
         raise AssertionError(f"CP-SAT rejects the model: {built.model.validate()}")
     if native not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.objective_value > 0:

@@ -12,13 +12,15 @@ from zbsolve.baselines import BASELINES
 from zbsolve.baselines.dualpipe import bidirectional
 from zbsolve.bounds import best_bound
 from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.formulation import make_ticks
+from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.graph import BW, B, F, R, Task, TaskGraph, W
 from zbsolve.instance import Instance, equal_stages, parse_instance
 from zbsolve.memory import memory_curve, peak_memory, require_feasible
 from zbsolve.plan import check_plan, dry_run, lower
 from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule, TimedTask, _memory_by_definition, check
-from zbsolve.simulator import CycleError, simulate, simulate_least_span
+from zbsolve.simulator import CycleError, simulate, simulate_for, simulate_least_span
 from zbsolve.solver import solve
 
 Program = tuple[Instance, tuple[tuple[Task, ...], ...], frozenset[Pair]]
@@ -161,6 +163,12 @@ def test_gpipe_with_recomputation() -> None:
     assert peak_memory(timed_on, 0, schedule.orders[0]) == 1 + 7 * 0.125
 
 
+def test_recomputing_gives_pairs_up() -> None:
+    """A stage has t_r or t_fb, never both."""
+    stages = pairs_instance().with_recomputation().stages
+    assert {(stage.t_r, stage.t_fb) for stage in stages} == {(1.0, None)}
+
+
 # --- F&B pairs --------------------------------------------------------------------------------------
 
 
@@ -270,6 +278,21 @@ def test_solver_plans_contended_links() -> None:
     plan = solve(instance, time_limit=2.0).plan
     assert check_plan(plan) == []
     assert plan.lower_bound <= plan.makespan
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+def test_exact_models_bound_contended_steps_from_below(objective: str) -> None:
+    """Their bound is the optimum over free links, whose hops take latency and transfer together."""
+    contended = equal_stages(2, 3, t_comm=0.25).with_changes(t_transfer=1.5)
+    free = contended.with_changes(t_comm=1.75, t_transfer=None)
+    ticks = make_ticks(contended, objective)
+    assert float(ticks.tick * ticks.hop_steps(0) / ticks.fine) == 1.75
+    optimum = solve_cpsat(free, objective, time_limit=20)
+    found = solve_cpsat(contended, objective, time_limit=20)
+    assert optimum.bound is not None
+    assert found.bound == pytest.approx(optimum.bound)
+    assert found.orders is not None
+    assert simulate_for(contended, found.orders, objective).cost(objective) >= found.bound - 1e-9
 
 
 # --- input ------------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def test_joining_adds_times_and_keeps_the_highest_transient() -> None:
     stages = [*halves.stages]
     stages[0] = stages[0].model_copy(update={"t_bw": 2.0, "t_r": 1.0, "peak_b": 3.0})
     joined = recut(halves.with_changes(stages=stages), "linear")
-    assert (joined.stages[0].t_bw, joined.stages[0].t_r, joined.stages[0].peak_b) == (None, 1.0, 3.0)
+    first = joined.stages[0]
+    assert (first.t_bw, first.t_r, first.peak_b) == (None, 1.0, 3.0)
+    assert first.mem_r == 1.0  # nothing of the half that recomputes, all of the other one's
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

@@ -18,6 +18,7 @@ from zbsolve.report.comparison import compare_with_baselines, gain_text, one_f_o
 from zbsolve.report.figures import save_instance_figure, save_plan_figure, save_trace_figure
 from zbsolve.report.text import (
     certificate_table,
+    comparison_memory_table,
     comparison_table,
     gantt,
     gradients_text,
@@ -183,6 +184,14 @@ def test_other_placements_are_compared_at_equal_devices() -> None:
     # 1F1B: bubble 9 over 48.
     assert by_name["1f1b"].r_bubble_makespan == pytest.approx(9 / 48)
     assert by_name["1f1b"].bubble_rate_makespan == pytest.approx(9 / 57)
+
+
+def test_a_step_without_work_is_compared_too() -> None:
+    """Only hops: every bubble rate is 1, and bubble over work is not stated."""
+    plan = plan_of(equal_stages(2, 1, 0.0, 0.0, 0.0, t_comm=1.0))
+    row = compare_with_baselines(plan).rows[-1]
+    assert (row.bubble_rate_makespan, row.r_bubble_makespan) == (1.0, None)
+    assert "-" in rendered(comparison_memory_table(compare_with_baselines(plan), plan))
 
 
 def test_v_placement_is_set_beside_1f1b_at_equal_devices() -> None:

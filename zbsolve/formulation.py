@@ -285,6 +285,11 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
         }
         stages.append(stage.model_copy(update=changes))
     clock = instance.model_copy(
-        update={"stages": tuple(stages), "t_comm": tuple(steps(value) for value in hops) if hops else 0.0}
+        update={
+            "stages": tuple(stages),
+            # Hops with their transfers; that links are free is a relaxation, so bounds hold with contention.
+            "t_comm": tuple(steps(value) for value in hops) if hops else 0.0,
+            "t_transfer": None,
+        }
     )
     return Ticks(tick, exact, integral, fine, zeros, clock)

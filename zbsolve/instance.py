@@ -334,10 +334,11 @@ class Instance(BaseModel):
     def with_recomputation(self) -> Instance:
         """A copy in which every stage recomputes: R takes ``t_f``, and F keeps ``mem_r`` (0 where not given).
 
-        What one F needs, its input, is the instance's to say: a stage that has ``t_r`` stays as it is.
+        What one F needs, its input, is the instance's to say: a stage that has ``t_r`` stays as it is. F&B
+        pairs are given up: with recomputation they are not modelled.
         """
         stages = [
-            stage if stage.t_r is not None else stage.model_copy(update={"t_r": stage.t_f})
+            stage if stage.t_r is not None else stage.model_copy(update={"t_r": stage.t_f, "t_fb": None})
             for stage in self.stages
         ]
         return self.with_changes(stages=stages)

@@ -83,8 +83,11 @@ def _joined(stages: Sequence[Stage]) -> Stage:
     changes: dict[str, float | str | None] = {"name": None}
     for name in (*_TIMES, *_HELD, *_TRANSIENT):
         values = [getattr(stage, name) for stage in stages]
-        if name == "t_r" and any(value is not None for value in values):
-            values = [0.0 if value is None else value for value in values]
+        if any(stage.t_r is not None for stage in stages):  # the others keep all of theirs, and take no time
+            if name == "t_r":
+                values = [stage.t_r or 0.0 for stage in stages]
+            elif name == "mem_r":
+                values = [stage.kept_by_forward for stage in stages]
         if any(value is None for value in values):
             changes[name] = None
         else:

@@ -402,7 +402,7 @@ def recalibrate(instance: Instance, trace: Trace) -> Instance:
         hop if hop is not None else instance.hop(boundary)
         for boundary, hop in enumerate(measured_hops(instance, trace))
     ]
-    return instance.with_changes(stages=stages, t_comm=hops)
+    return instance.with_changes(stages=stages, t_comm=hops, t_transfer=None)
 
 
 def step_makespan(events: Iterable[Event]) -> float:

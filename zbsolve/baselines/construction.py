@@ -32,9 +32,10 @@ class Construction:
         self.idle = [0.0] * self.p
         self.level = [0.0] * self.p
         self.pending: list[deque[Task]] = [deque() for _ in range(self.p)]
-        self.ends: dict[Task, float] = {}
         self.done = {(kind, s): 0 for kind in (F, B) for s in range(instance.num_stages)}
         keys = [(kind, s) for kind in (F, B, W) for s in range(instance.num_stages)]
+        # A stage takes its micro-batches in order: the end of number j is entry j.
+        self._ends: dict[tuple[TaskKind, int], list[float]] = {key: [] for key in keys}
         # Nothing is fused here, so no B waits for a BW.
         self._needs = {key: [n for n in needs(instance, *key) if n.kind is not BW] for key in keys}
         self._effect = {(kind, s): effect(instance.stages[s], kind) for kind, s in keys}
@@ -46,13 +47,13 @@ class Construction:
 
     def has_input(self, kind: TaskKind, stage: int) -> bool:
         """Whether everything that the stage's next F or B needs has been placed."""
-        task = self.next_task(kind, stage)
-        return all(Task(k, s, task.microbatch) in self.ends for k, s, _ in self._needs[kind, stage])
+        j = self.done[kind, stage]
+        return all(len(self._ends[k, s]) > j for k, s, _ in self._needs[kind, stage])
 
     def arrival(self, kind: TaskKind, stage: int) -> float:
         """When the inputs of the stage's next F or B are there."""
         j = self.done[kind, stage]
-        return max((self.ends[Task(k, s, j)] + lag for k, s, lag in self._needs[kind, stage]), default=0.0)
+        return max((self._ends[k, s][j] + lag for k, s, lag in self._needs[kind, stage]), default=0.0)
 
     def place(self, task: Task) -> None:
         """A task at the end of its device's program."""
@@ -68,7 +69,8 @@ class Construction:
         if self.orders[device]:
             self.idle[device] += start - self.clock[device]
         self.level[device] += change.net
-        self.clock[device] = self.ends[task] = start + self.length[kind, stage]
+        self.clock[device] = end = start + self.length[kind, stage]
+        self._ends[kind, stage].append(end)
         self.orders[device].append(task)
         if kind is B:
             self.pending[device].append(Task(W, stage, task.microbatch))

@@ -44,8 +44,8 @@ class Row:
     ----------
     bubble_rate_makespan, bubble_rate_span : float
         1 - work / cost.
-    r_bubble_makespan, r_bubble_span : float
-        t_bubble / t_ideal, the other convention: cost / work - 1.
+    r_bubble_makespan, r_bubble_span : float, optional
+        t_bubble / t_ideal, the other convention: cost / work - 1 (None where there is no work).
     peak_memory : float
         Highest over the devices; ``peaks`` has each device's, broken down.
     hops : int
@@ -63,8 +63,8 @@ class Row:
     span: float
     bubble_rate_makespan: float
     bubble_rate_span: float
-    r_bubble_makespan: float
-    r_bubble_span: float
+    r_bubble_makespan: float | None
+    r_bubble_span: float | None
     peak_memory: float
     peaks: tuple[Breakdown, ...]
     hops: int
@@ -137,8 +137,8 @@ def make_row(
         span=schedule.span,
         bubble_rate_makespan=rates[0],
         bubble_rate_span=rates[1],
-        r_bubble_makespan=rates[0] / (1 - rates[0]) if rates[0] < 1 else math.inf,
-        r_bubble_span=rates[1] / (1 - rates[1]) if rates[1] < 1 else math.inf,
+        r_bubble_makespan=_over_work(rates[0]),
+        r_bubble_span=_over_work(rates[1]),
         peak_memory=max(peaks),
         peaks=tuple(
             peak_breakdown(timed_on, device, order, schedule.pairs)
@@ -150,6 +150,11 @@ def make_row(
         gain=None if not reference else (reference - cost) / reference,
         runs_on=runs_on,
     )
+
+
+def _over_work(rate: float) -> float | None:
+    """cost / work - 1 from 1 - work / cost."""
+    return rate / (1 - rate) if rate < 1 else None
 
 
 def scheduled(name: str, instance: Instance, objective: str) -> tuple[Instance, Schedule, str]:

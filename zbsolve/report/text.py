@@ -221,8 +221,7 @@ def comparison_memory_table(table: ComparisonTable, plan: Plan) -> Table:
             *map(time_text, peak),
             f"{row.parameters}x",
             str(row.hops),
-            f"{row.r_bubble_makespan:.2%}",
-            f"{row.r_bubble_span:.2%}",
+            *("-" if r is None else f"{r:.2%}" for r in (row.r_bubble_makespan, row.r_bubble_span)),
         )
     return shown
 
