@@ -334,7 +334,7 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     hard = equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
     (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
     process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
-    time.sleep(4)
+    time.sleep(8)  # a plan is there after one or two, on a machine with nothing else to do
     assert process.poll() is None, finish(process)
     process.send_signal(signal.SIGINT)
     code, out, err = finish(process, timeout=30)
