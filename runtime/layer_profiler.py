@@ -160,8 +160,8 @@ def _measure_layer(
     def finish(value: Any) -> torch.Tensor:
         return model.loss(value, targets)
 
-    def forward() -> tuple[list[torch.Tensor], Spec]:
-        return stage.forward(0, options.seed, inputs, needs, spec, finish if last else None)
+    def forward(fused: bool) -> tuple[list[torch.Tensor], Spec]:
+        return stage.forward(0, options.seed, inputs, needs, spec, finish if last else None, fused=fused)
 
     with torch.enable_grad():
         leaves = [
@@ -209,14 +209,14 @@ def _output_needs(
 
 def _turn(
     stage: SplitStage,
-    forward: Callable[[], tuple[list[torch.Tensor], Spec]],
+    forward: Callable[[bool], tuple[list[torch.Tensor], Spec]],
     needs: tuple[bool, ...],
     fused: bool,
     device: torch.device,
 ) -> tuple[dict[str, float], list[torch.Tensor], Spec]:
     """F and the backward of one micro-batch; milliseconds of each op, and what F gave."""
     began = _now(device)
-    outputs, spec = forward()
+    outputs, spec = forward(fused)
     spent = {"F": _now(device) - began}
     gradients = [torch.ones_like(t) if need else None for t, need in zip(outputs, needs, strict=True)]
     began = _now(device)
@@ -239,11 +239,11 @@ def _now(device: torch.device) -> float:
 
 
 def _held(
-    stage: SplitStage, forward: Callable[[], tuple[list[torch.Tensor], Spec]], needs: tuple[bool, ...]
+    stage: SplitStage, forward: Callable[[bool], tuple[list[torch.Tensor], Spec]], needs: tuple[bool, ...]
 ) -> tuple[int, int]:
     """Bytes held after F and after B."""
     stage.accounting = True
-    outputs, _ = forward()
+    outputs, _ = forward(False)
     after_f = stage.held_bytes(0)
     stage.backward_input(
         0, [torch.ones_like(t) if need else None for t, need in zip(outputs, needs, strict=True)]
