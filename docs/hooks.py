@@ -37,7 +37,7 @@ def commands() -> str:
 def fields(module: str, name: str) -> str:
     """The fields of one kind of JSON object: name, type, and what it is when left out."""
     model: type[BaseModel] = getattr(import_module(module), name)
-    schema = model.model_json_schema(by_alias=True, mode="serialization")
+    schema = model.model_json_schema(by_alias=True)
     rows = ["| field | type | when left out |", "|---|---|---|"]
     for field in model.model_fields.values():
         key = field.serialization_alias or field.alias or _name_of(model, field)

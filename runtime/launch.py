@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -108,6 +109,7 @@ class RankProcess:
 
 
 _servers: dict[int, subprocess.Popen[bytes]] = {}
+_asking = threading.Lock()  # a request and its answer belong together, whichever thread runs a plan
 
 
 def _server(threads: int) -> subprocess.Popen[bytes]:
@@ -150,17 +152,18 @@ def _start_all(folder: Path, size: int, port: int, job: Job) -> list[RankProcess
         "cwd": os.getcwd(),
         "path": [*(entry for entry in sys.path if entry), os.getcwd()],
     }
-    server = _server(job.options.threads)
-    assert server.stdin is not None
-    assert server.stdout is not None
-    try:
-        server.stdin.write(json.dumps(request).encode() + b"\n")
-        server.stdin.flush()
-        pids = json.loads(server.stdout.readline())
-    except (OSError, json.JSONDecodeError) as error:
-        raise EnvironmentFailedError(
-            f"the process that starts the ranks has ended ({error}): run it again with ZBSOLVE_LOG=DEBUG"
-        ) from None
+    with _asking:
+        server = _server(job.options.threads)
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            server.stdin.write(json.dumps(request).encode() + b"\n")
+            server.stdin.flush()
+            pids = json.loads(server.stdout.readline())
+        except (OSError, json.JSONDecodeError) as error:
+            raise EnvironmentFailedError(
+                f"the process that starts the ranks has ended ({error}): run it again with ZBSOLVE_LOG=DEBUG"
+            ) from None
     return [RankProcess(pid, folder / f"exit{rank}", server) for rank, pid in enumerate(pids)]
 
 

@@ -41,6 +41,18 @@ def events(client: TestClient, key: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
 
 
+def baselines(client: TestClient, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of an answer about baselines."""
+    answer = client.post("/api/baselines", json=settings)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def of_type(lines: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    """Lines of one type by name."""
+    return {line["name"]: line for line in lines if line["type"] == kind}
+
+
 def test_a_form_is_an_instance_whose_chunks_share_the_devices_work() -> None:
     """V placement, v = 2: stages of half the times and memory, devices 0 1 1 0; cap 1p is p M_B = 2."""
     instance = Settings(p=2, m=3, v=2, placement="v", t_f=2.0, mem_b=1.0, cap="1p").to_instance()
@@ -78,33 +90,34 @@ def test_more_tasks_than_a_page_shows_are_refused() -> None:
 
 
 def test_baselines_come_at_once_with_a_drawing(client: TestClient) -> None:
-    """p = 4, m = 8, ones: 1F1B (8 + 3) * 3 = 33, ZB-H1 24 + 3 = 27."""
-    data = client.post("/api/baselines", json={"p": 4, "m": 8, "schedule": "zb-h1"}).json()
-    rows = {row["name"]: row for row in data["rows"]}
+    """p = 4, m = 8, ones: 1F1B (8 + 3) * 3 = 33, ZB-H1 24 + 3 = 27. The chosen one comes first."""
+    lines = baselines(client, {"p": 4, "m": 8, "schedule": "zb-h1"})
+    assert [line["type"] for line in lines[:3]] == ["head", "row", "page"]
+    assert lines[-1] == {"type": "end"}
+    assert (lines[0]["tasks"], lines[1]["name"]) == (96, "zb-h1")
+    rows = of_type(lines, "row")
     assert (rows["1f1b"]["makespan"], rows["zb-h1"]["makespan"]) == (33, 27)
     assert rows["zb-h1"]["gain_text"] == "18.2% of the step"
-    assert data["chosen"] == "zb-h1"
-    assert data["page"]["lanes"][0]["figures"]["makespan"] == 27
-    assert data["tasks"] == 96
+    assert lines[2]["page"]["lanes"][0]["figures"]["makespan"] == 27
+    assert list(rows)[-2:] == ["zb-1p", "zb-2p"]
+    assert set(rows) | set(of_type(lines, "rule")) == set(lines[0]["names"])
 
 
 def test_a_schedule_that_does_not_apply_gives_way_to_one_that_does(client: TestClient) -> None:
     """DualPipe wants an even p: another is drawn, and the rule is told."""
-    data = client.post("/api/baselines", json={"p": 3, "schedule": "dualpipe"}).json()
-    assert "dualpipe" in [entry["name"] for entry in data["notApplicable"]]
-    assert data["chosen"] != "dualpipe"
+    lines = baselines(client, {"p": 3, "schedule": "dualpipe"})
+    assert "dualpipe" in of_type(lines, "rule")
+    [name] = of_type(lines, "page")
+    assert name != "dualpipe"
 
 
 def test_the_number_of_consecutive_micro_batches_is_one_more_schedule(client: TestClient) -> None:
     """Loop, p = 4, m = 8, N = 8: interleaved breadth-first, drawn by its name; 7 wants m to be a multiple."""
     settings = {"placement": "loop", "n": 8, "schedule": "interleaved:8"}
-    data = client.post("/api/baselines", json=settings).json()
-    assert data["chosen"] == "interleaved:8"
-    assert data["page"]["lanes"][0]["name"] == "interleaved:8"
-    data = client.post("/api/baselines", json={**settings, "n": 7}).json()
-    assert (
-        "m is 8, N is 7" in {entry["name"]: entry["rule"] for entry in data["notApplicable"]}["interleaved:7"]
-    )
+    page = of_type(baselines(client, settings), "page")["interleaved:8"]["page"]
+    assert page["lanes"][0]["name"] == "interleaved:8"
+    rules = of_type(baselines(client, {**settings, "n": 7}), "rule")
+    assert "m is 8, N is 7" in rules["interleaved:7"]["rule"]
 
 
 def test_a_solve_streams_its_progress_and_can_be_downloaded(client: TestClient, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Emulated part: stages sleep for their time and move real tensors. For each placement one group of ranks runs
 every schedule and two profiling orders by turns, step by step, so that a machine that slows down does so
 for all. The profiling orders alone give the times of the prediction, whose orders are each schedule's. Real
-part: the small GPT, profiled, solved and run on two processes.
+part: the small GPT on two processes, likewise.
 
 Nothing here judges a schedule: it judges the prediction.
 """
@@ -18,10 +18,10 @@ from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError
 from zbsolve.instance import Instance, make_instance, place
 from zbsolve.plan import Plan
-from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
+from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model
 from zbsolve.runtime.launch import launch
 from zbsolve.runtime.options import Job
-from zbsolve.runtime.profiler import profiling_plan
+from zbsolve.runtime.profiler import build_instance, profiling_plan
 from zbsolve.simulator import simulate
 from zbsolve.solver import certify, solve
 from zbsolve.trace import Trace, recalibrate
@@ -147,17 +147,23 @@ def _row(part: str, placement: str, name: str, profile: Instance, plan: Plan, tr
 def real(
     *, steps: int = 10, solve_seconds: float = 10.0, progress: Callable[[str], None]
 ) -> list[Prediction]:
-    """The small GPT on two processes: 1F1B and the solver's plan, predicted from a profile just made."""
+    """The small GPT on two processes: 1F1B and the solver's plan.
+
+    A first profile is what the plans are made on. They then run by turns with a second one, of the same
+    orders and steps, which alone gives the times of the prediction.
+    """
     progress("profiling the GPT on 2 processes …")
     instance = profile_model(ProfileOptions(num_devices=2, num_microbatches=8), progress)
     instance = instance.with_memory_cap("2p")
-    rows = []
-    for name in ("1f1b", SOLVED):
-        plan = _plan(instance, name, solve_seconds)
-        assert plan is not None
-        trace = run_plan(plan, RunOptions(steps=steps, check_gradients=False), progress)
-        rows.append(_row("GPT", "linear", name, instance, plan, trace))
-    return rows
+    plans = {name: plan for name in ("1f1b", SOLVED) if (plan := _plan(instance, name, solve_seconds))}
+    profiles = [profiling_plan(instance, fused) for fused in (False, True)]
+    options = RunOptions(steps=steps, check_gradients=False, optimizer="none")
+    outcomes = launch([*profiles, *plans.values()], Job(options), progress)
+    measured = build_instance(instance, outcomes[0], outcomes[1], progress)
+    return [
+        _row("GPT", "linear", name, measured, plan, outcome.trace)
+        for (name, plan), outcome in zip(plans.items(), outcomes[len(profiles) :], strict=True)
+    ]
 
 
 def misordered(rows: Sequence[Prediction], apart: float = 0.01) -> list[tuple[Prediction, Prediction]]:

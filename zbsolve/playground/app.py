@@ -30,7 +30,7 @@ from zbsolve.plan import SCHEMA as PLAN_SCHEMA
 from zbsolve.plan import Plan
 from zbsolve.playground.jobs import Job, JobBoard, finished_plan
 from zbsolve.playground.settings import Settings, parse_settings
-from zbsolve.report.comparison import compare_baselines, scheduled
+from zbsolve.report.comparison import baseline_row, reference_cost, scheduled
 from zbsolve.report.html import page, read, viewer_script
 from zbsolve.report.viewer_data import page_data, plan_lane, schedule_lane
 from zbsolve.solver import SOLVERS
@@ -133,31 +133,46 @@ async def _body(request: Request) -> Any:
 
 
 async def _baselines(request: Request) -> Response:
+    """JSON lines: sizes, the chosen schedule's drawing, and a row or a rule a schedule, as they are found.
+
+    Most schedules take no time; the automatic ones search, and come last.
+    """
     settings = parse_settings(await _body(request))
-    return JSONResponse(await run_in_threadpool(_baseline_data, settings))
+    instance = await run_in_threadpool(settings.to_instance)
+    return StreamingResponse(_baseline_lines(settings, instance), media_type="application/x-ndjson")
 
 
-def _baseline_data(settings: Settings) -> dict[str, Any]:
-    """The table of baselines, and the drawing of the chosen one (else of the first that applies)."""
-    instance = settings.to_instance()
-    extra = () if settings.n is None else (f"interleaved:{settings.n}",)
-    table = compare_baselines(instance, settings.objective, extra)
-    names = [row.name for row in table.rows]
-    chosen = settings.schedule if settings.schedule in names else next(iter(names), None)
-    drawing = None
-    if chosen is not None:
-        lane = _baseline_lane(instance, chosen, settings.objective)
-        drawing = page_data([lane], instance.name)
-    return {
-        "rows": [{**asdict(row), "label": row.label, "gain_text": row.gain_text} for row in table.rows],
-        "notApplicable": [{"name": name, "rule": rule} for name, rule in table.not_applicable],
-        "oneFOneB": table.one_f_one_b,
-        "chosen": chosen,
-        "page": drawing,
+async def _baseline_lines(settings: Settings, instance: Instance) -> AsyncIterator[str]:
+    objective = settings.objective
+    reference, reason = await run_in_threadpool(reference_cost, instance, objective)
+    names = [*BASELINES, *(() if settings.n is None else (f"interleaved:{settings.n}",))]
+    head = {
+        "type": "head",
+        "names": names,
+        "oneFOneB": reason,
         "tasks": instance.num_tasks,
         "unit": instance.time_unit,
         "memoryUnit": instance.memory_unit,
     }
+    yield json.dumps(head) + "\n"
+    undrawn = True
+    # The chosen one first, those that search last.
+    for name in sorted(names, key=lambda name: (name != settings.schedule, BASELINES[name].automatic)):
+        try:
+            found = await run_in_threadpool(scheduled, name, instance, objective)
+        except ZbsolveError as error:
+            yield json.dumps({"type": "rule", "name": name, "rule": str(error)}) + "\n"
+            continue
+        row = await run_in_threadpool(baseline_row, name, instance, objective, found, reference)
+        yield (
+            json.dumps({"type": "row", **asdict(row), "label": row.label, "gain_text": row.gain_text}) + "\n"
+        )
+        if undrawn:
+            timed_on, schedule, _ = found
+            lane = await run_in_threadpool(schedule_lane, timed_on, schedule, name, objective)
+            yield json.dumps({"type": "page", "name": name, "page": page_data([lane], instance.name)}) + "\n"
+            undrawn = False
+    yield json.dumps({"type": "end"}) + "\n"
 
 
 def _baseline_lane(instance: Instance, name: str, objective: str) -> dict[str, Any]:

@@ -9,8 +9,7 @@ fitting.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zbsolve.baselines import BASELINES
@@ -91,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonTable:
-    """All rows, a solved plan last, and the baselines that do not apply with the rule they need."""
+    """All rows, the solved plan last, and the baselines that do not apply with the rule they need."""
 
     rows: tuple[Row, ...]
     not_applicable: tuple[tuple[str, str], ...]
@@ -199,7 +198,7 @@ def one_f_one_b_cost(instance: Instance, objective: str) -> tuple[float | None, 
     return schedule.cost(objective), ""
 
 
-def _reference(instance: Instance, objective: str) -> tuple[float | None, str]:
+def reference_cost(instance: Instance, objective: str) -> tuple[float | None, str]:
     """1F1B's cost at equal devices: on the instance, or on it cut anew; or None and the reason."""
     cost, reason = one_f_one_b_cost(instance, objective)
     if cost is None and reason.startswith("1F1B does not apply"):
@@ -212,33 +211,39 @@ def _reference(instance: Instance, objective: str) -> tuple[float | None, str]:
     return cost, reason
 
 
-def compare_baselines(instance: Instance, objective: str, extra: Sequence[str] = ()) -> ComparisonTable:
-    """Every applicable baseline on an instance's model and devices, and those named besides."""
-    reference, reason = _reference(instance, objective)
-    rows = []
-    not_applicable = []
-    for name in (*BASELINES, *extra):
-        try:
-            timed_on, schedule, runs_on = scheduled(name, instance, objective)
-        except ZbsolveError as error:
-            not_applicable.append((name, str(error)))
-            continue
-        if timed_on.replicas > instance.replicas:
-            runs_on = "two replicas"
-        if timed_on.recomputes and not instance.recomputes:
-            kept = any(stage.mem_r for stage in timed_on.stages)
-            runs_on = "recomputation" if kept else "recomputation, stage inputs not counted"
-        rows.append(make_row(name, instance, objective, timed_on, schedule, reference, runs_on))
-    return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
+def baseline_row(
+    name: str,
+    instance: Instance,
+    objective: str,
+    found: tuple[Instance, Schedule, str],
+    reference: float | None,
+) -> Row:
+    """Figures of a baseline that :func:`scheduled` has found, with what was changed to run it."""
+    timed_on, schedule, runs_on = found
+    if timed_on.replicas > instance.replicas:
+        runs_on = "two replicas"
+    if timed_on.recomputes and not instance.recomputes:
+        kept = any(stage.mem_r for stage in timed_on.stages)
+        runs_on = "recomputation" if kept else "recomputation, stage inputs not counted"
+    return make_row(name, instance, objective, timed_on, schedule, reference, runs_on)
 
 
 def compare_with_baselines(plan: Plan) -> ComparisonTable:
     """Every applicable baseline, then the plan itself, on the plan's model and devices."""
     instance, objective = plan.instance, plan.objective
-    table = compare_baselines(instance, objective)
-    reference, _ = _reference(instance, objective)
-    own = make_row(f"zbsolve ({plan.solver.name})", instance, objective, instance, plan.schedule(), reference)
-    return replace(table, rows=(*table.rows, own))
+    reference, reason = reference_cost(instance, objective)
+    rows = []
+    not_applicable = []
+    for name in BASELINES:
+        try:
+            found = scheduled(name, instance, objective)
+        except ZbsolveError as error:
+            not_applicable.append((name, str(error)))
+            continue
+        rows.append(baseline_row(name, instance, objective, found, reference))
+    own = f"zbsolve ({plan.solver.name})"
+    rows.append(make_row(own, instance, objective, instance, plan.schedule(), reference))
+    return ComparisonTable(tuple(rows), tuple(not_applicable), reason)
 
 
 def cap_text(instance: Instance, device: int) -> str:

@@ -8,6 +8,7 @@
   let settings = {};
   let viewer = null;
   let asked = 0; // only the newest answer counts
+  let aborter = null;
   let timer = 0;
   let job = null; // {key, source, began}
   let solved = null; // {key, row}
@@ -47,19 +48,39 @@
 
   // --- requests ------------------------------------------------------------------------------
 
-  async function ask(path, body) {
-    const options = body === undefined ? {} : {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: typeof body === "string" ? body : JSON.stringify(body),
-    };
+  function posted(body) {
+    const text = typeof body === "string" ? body : JSON.stringify(body);
+    return { method: "POST", headers: { "Content-Type": "application/json" }, body: text };
+  }
+
+  async function send(path, options) {
     let answer;
     try {
       answer = await fetch(path, options);
     } catch {
       throw new Error("the playground does not answer: is zbsolve still running?");
     }
-    const data = await answer.json().catch(() => ({ error: `the playground answered ${answer.status}` }));
-    if (!answer.ok) throw new Error(data.error ?? `the playground answered ${answer.status}`);
-    return data;
+    if (answer.ok) return answer;
+    const data = await answer.json().catch(() => ({}));
+    throw new Error(data.error ?? `the playground answered ${answer.status}`);
+  }
+
+  async function ask(path, body) {
+    return (await send(path, body === undefined ? {} : posted(body))).json();
+  }
+
+  // The lines of an answer as they come.
+  async function* lines(path, body, signal) {
+    const answer = await send(path, { ...posted(body), signal });
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n");
+      rest = parts.pop();
+      for (const part of parts) yield JSON.parse(part);
+    }
   }
 
   function showError(error) {
@@ -75,17 +96,31 @@
     writeForm();
     asked += 1;
     const mine = asked;
+    aborter?.abort(); // what an older answer has left to say is not wanted
+    aborter = new AbortController();
     try {
-      const data = await ask("/api/baselines", settings);
-      if (mine !== asked) return;
-      showError(null);
-      solved = null;
-      if (!job) $("solving").hidden = true;
-      showTable(data);
-      if (data.page) draw(data.page);
+      for await (const line of lines("/api/baselines", settings, aborter.signal)) {
+        if (mine !== asked) return;
+        hearBaseline(line);
+      }
     } catch (error) {
       if (mine === asked) showError(error);
     }
+  }
+
+  function hearBaseline(line) {
+    if (line.type === "head") {
+      showError(null);
+      solved = null;
+      if (!job) $("solving").hidden = true;
+      shown = { ...line, chosen: null, rows: [], notApplicable: [], complete: false };
+    } else if (line.type === "row") shown.rows.push(line);
+    else if (line.type === "rule") shown.notApplicable.push(line);
+    else if (line.type === "page") {
+      shown.chosen = line.name;
+      if (!solved) draw(line.page);
+    } else shown.complete = true;
+    showTable(shown);
   }
 
   function later() {
@@ -112,14 +147,21 @@
       entry.fits_cap ? "yes" : "no", entry.gain_text];
   }
 
-  let shown = null;
+  let shown = null; // the newest answer's lines so far
   function showTable(data) {
-    shown = data;
     const { unit, memoryUnit } = data;
     const head = document.createElement("thead");
     head.append(row("th", [`makespan (${unit})`, `span (${unit})`, "bubble rate by makespan", `peak memory (${memoryUnit})`, "fits the cap", "gain over 1F1B"], cell("th", "schedule", { scope: "col" })));
     const body = document.createElement("tbody");
-    for (const entry of data.rows) {
+    const found = new Map(data.rows.map((entry) => [entry.name, entry]));
+    const refused = new Set(data.notApplicable.map(({ name }) => name));
+    for (const wanted of data.names) {
+      if (refused.has(wanted)) continue;
+      const entry = found.get(wanted);
+      if (!entry) {
+        body.append(row("td", ["…", "", "", "", "", ""], cell("th", wanted, { scope: "row" })));
+        continue;
+      }
       const name = cell("th", "", { scope: "row" });
       const button = cell("button", entry.label, { type: "button" });
       button.addEventListener("click", () => choose(entry.name));
@@ -204,7 +246,6 @@
   async function showSolved(key, against) {
     try {
       const page = await ask(`/api/jobs/${key}/page?against=${encodeURIComponent(against ?? "")}`);
-      asked += 1; // baselines still on their way would hide the plan
       const [lane] = page.lanes;
       const { makespan, span, bubbleRateMakespan } = lane.figures;
       const reference = shown?.rows.find(({ name, fits_cap }) => name === "1f1b" && fits_cap)?.[lane.figures.objective];
@@ -237,7 +278,7 @@
       settings.instance = instance;
       settings.cap = "";
       writeForm();
-      await refresh();
+      refresh();
     } catch (error) {
       showError(error);
     } finally {
@@ -276,7 +317,6 @@
     $("solver").replaceChildren(...solvers.map((name) => cell("option", name)));
     followLink(defaults);
     writeForm();
-    await refresh();
     $("form").addEventListener("input", (event) => { if (!["file", "time_limit", "solver", "link"].includes(event.target.id)) later(); });
     $("form").addEventListener("submit", (event) => { event.preventDefault(); if (!job) solve(); });
     $("cancel").addEventListener("click", () => { if (job) { $("cancel").disabled = true; ask(`/api/jobs/${job.key}/cancel`, {}).catch(showError); } });
@@ -285,6 +325,7 @@
     $("share").addEventListener("click", share);
     window.addEventListener("resize", () => curve?.draw());
     window.addEventListener("hashchange", () => { if (location.hash.slice(1) !== toHash(settings)) { followLink(defaults); writeForm(); refresh(); } });
+    refresh();
   }
 
   start().catch(showError);
