@@ -494,7 +494,7 @@ def _anneal(
             ]
             for annealing, done in zip(annealings, rounds, strict=True):
                 if done.result() < search.cost:
-                    search.offer(annealing.orders(), who)
+                    search.offer(canonical(instance, annealing.orders()), who)
 
 
 def _run_cpsat(search: _Search) -> None:
