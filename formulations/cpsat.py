@@ -475,7 +475,7 @@ def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     cap = instance.cap(device)
     room = (
         Fraction(cap)
-        + Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap))
+        + 2 * Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap))  # as zbsolve.precedence.room, exactly
         - Fraction(instance.static(device))
     )
     amounts = {

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from ortools.sat.python import cp_model
 
 from zbsolve.formulation import Orders
-from zbsolve.formulations.cpsat import CpSatModel, Moments, OutOfTimeError, solve_interruptibly
+from zbsolve.formulations.cpsat import (
+    DETERMINISTIC_WALL_FACTOR,
+    CpSatModel,
+    Moments,
+    OutOfTimeError,
+    solve_interruptibly,
+)
 from zbsolve.graph import F, Task
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag
@@ -30,8 +36,13 @@ class LagModel(CpSatModel):
 
     The lag runs from the start of F(stage, 0) to that of F(stage, m - 1), with ``to_end`` to the last end.
     F(stage, 0) is nailed down in the middle of the clock. In some schedule of least lag no moment is without
-    a task or a hop (closing such a gap lengthens nothing), so a serial schedule's length on either side
-    holds it.
+    a task or a hop under way: closing such a gap keeps every order, hence memory, and every end + hop, and
+    lengthens nothing. So a serial schedule's length on either side holds it.
+
+    For fixed orders the least lag is a longest path from the nailed F to the other (or to any last end), and
+    rounding durations down shortens every path: the least lag in ticks is none above the true one. At most
+    ``ticks.zeros`` single steps of zero-length tasks lie on a path, so it is at least
+    ``(steps - zeros) / fine`` ticks (:meth:`zbsolve.formulation.Ticks.cost_of`).
     """
 
     stage: int = 0
@@ -80,6 +91,14 @@ def first_microbatches(orders: Orders, number: int) -> Orders:
     return tuple(tuple(task for task in order if task.microbatch < number) for order in orders)
 
 
+@dataclass(frozen=True, slots=True)
+class LagAnswer:
+    """A proven lag, and whether some schedule of the few micro-batches has no longer one."""
+
+    lag: Lag
+    exact: bool
+
+
 def prove_lag(
     instance: Instance,
     stage: int,
@@ -91,7 +110,7 @@ def prove_lag(
     seed: int = 0,
     deterministic: bool = False,
     workers: int = 2,
-) -> Lag | None:
+) -> LagAnswer | None:
     """The highest proven :class:`~zbsolve.precedence.Lag` of a stage over ``distance``, if any.
 
     Parameters
@@ -116,6 +135,7 @@ def prove_lag(
     if deterministic:
         parameters.num_workers = 1
         parameters.max_deterministic_time = time_limit
+        parameters.max_time_in_seconds = DETERMINISTIC_WALL_FACTOR * time_limit
     else:
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, until - time.monotonic())
@@ -126,7 +146,7 @@ def prove_lag(
         return None
     value = _lag_value(built, solver.best_objective_bound)
     log.info("lag of stage %d over %d: %g (%s)", stage, distance, value, solver.status_name(native))
-    return Lag(stage, distance, value, to_end)
+    return LagAnswer(Lag(stage, distance, value, to_end), native == cp_model.OPTIMAL)
 
 
 def _lag_value(built: LagModel, steps: float) -> float:

@@ -43,8 +43,9 @@ from zbsolve.formulation import (
     serial_length,
 )
 from zbsolve.graph import BW, B, F, Task, TaskGraph, W, duration
-from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.instance import Instance
 from zbsolve.memory import effect
+from zbsolve.precedence import room
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for, topological_order
 
@@ -283,7 +284,7 @@ class MilpModel:
             if cap == math.inf:
                 continue
             scale = max(cap, *(max(s.mem_b, s.mem_w) for s in self.instance.stages)) or 1.0
-            room = (cap + MEMORY_RTOL * max(1.0, cap) - self.instance.static(device)) / scale
+            free = room(self.instance, device) / scale
             for task in tasks:
                 self._check_time()
                 rise = self._rise(task)
@@ -294,8 +295,8 @@ class MilpModel:
                 ]
                 level = (pulp.lpSum(left) + rise) * (1 / scale)
                 if level.items():
-                    self.problem += level <= room
-                elif level.constant > room:
+                    self.problem += level <= free
+                elif level.constant > free:
                     self._refuse()
 
     def _rise(self, task: Task) -> Any:

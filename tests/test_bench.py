@@ -276,7 +276,14 @@ def test_contradictions_name_both_sides(cost: float, bound: float, says: str) ->
 def test_suites() -> None:
     """24 cells, 9 of V, 12 unequal and 60 random, twice each; numbers are sorted as numbers."""
     sizes = {suite: len(make_cases(suite)) for suite in (*zbsolve.bench.SUITES, "all")}
-    assert sizes == {"published": 48, "published-v": 18, "unequal": 24, "random": 120, "all": 210}
+    assert sizes == {
+        "published": 48,
+        "published-v": 18,
+        "unequal": 24,
+        "random": 120,
+        "v-memory": 72,
+        "all": 282,
+    }
     models = dict.fromkeys(case.instance.name.split("-")[1] for case in make_cases("published"))
     assert list(models) == ["1.5B", "6.2B", "14.6B", "28.3B"]
     with pytest.raises(InputError, match="suite 'x' is not known: use one of published, "):

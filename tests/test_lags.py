@@ -11,6 +11,7 @@ from tests.strategies import small_instances
 from zbsolve.bounds import window_bounds
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulation import canonical
+from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.cpsat_lags import prove_lag
 from zbsolve.graph import F, Task
 from zbsolve.heuristics import presets
@@ -32,7 +33,7 @@ def lag(instance: Instance, stage: int, distance: int, *, to_end: bool = False, 
     orders = serial_orders(instance)
     found = prove_lag(instance, stage, distance, orders, to_end=to_end, time_limit=seconds, workers=1)
     assert found is not None
-    return found
+    return found.lag
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_tight_v_placement_is_closed_by_lags() -> None:
 
 
 def test_check_proves_the_lags_of_a_plan_anew() -> None:
-    """A plan's lags are confirmed by solving them again; a false one does not confirm its bound."""
+    """A plan's lags are confirmed by solving them again; a false one is refuted."""
     plan = solve(random_instance(30), time_limit=10).plan
     plan = Plan.model_validate_json(plan.to_json())
     assert reverify(plan).confirmed
@@ -111,7 +112,8 @@ def test_check_proves_the_lags_of_a_plan_anew() -> None:
         for known in plan.bound_proof.lags
     )
     doubted = plan.model_copy(update={"bound_proof": plan.bound_proof.model_copy(update={"lags": false})})
-    assert not reverify(doubted).confirmed
+    assert "the least is" in reverify(doubted).sentence
+    assert reverify(doubted).violation is not None
     nowhere = ProvenLag(stage=99, distance=1, value=1.0)
     broken = plan.model_copy(update={"bound_proof": plan.bound_proof.model_copy(update={"lags": (nowhere,)})})
     assert reverify(broken).violation is not None
@@ -124,3 +126,18 @@ def test_a_bound_says_which_lags_it_rests_on() -> None:
     assert best.value == pytest.approx(20.0)
     assert best.lags == proven
     assert "F(stage 0, j+1) is at least 5 after F(stage 0, j)" in best.statement
+
+
+def test_what_the_checker_accepts_fits_the_exact_models() -> None:
+    """Three F's of 0.01 under a cap of 0.029999999 pass the checker's float sums: no bound may differ.
+
+    On device 0 F F F B W B W B W, on device 1 three F B and the W's: 11 units.
+    """
+    instance = equal_stages(2, 3, t_comm=1.0, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999)
+    plan = solve(instance, time_limit=10).plan
+    assert plan.makespan == pytest.approx(11.0)
+    result = solve_cpsat(instance, "makespan", time_limit=10, hint=plan.schedule())
+    assert result.bound is not None
+    assert result.bound <= 11.0
+    near = equal_stages(2, 3, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999)
+    assert lag(near, 0, 2).value == pytest.approx(2.0)

@@ -31,6 +31,9 @@ from zbsolve.work_bounds import is_extended, work_bounds
 
 FloatArray = NDArray[np.float64]
 
+# Pairs of counts that are tried one by one; beyond, a fractional knapsack says nearly the same.
+MOST_TRIED = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -201,9 +204,9 @@ def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()
     that, the first part before the gradient leaves.
 
     ``lags`` join the precedences. Each holds in every canonical schedule of the instance: what n + 1
-    consecutive micro-batches do in it is a canonical schedule of these alone (all others only take time and
-    memory away), so the least lag that an exact model finds for n + 1 micro-batches is one for any of them;
-    likewise the least time from an F of the last n to the end of the step.
+    consecutive micro-batches do in it is a canonical schedule of these alone (all others only take time,
+    memory and links away), so the least lag that an exact model finds for n + 1 micro-batches is one for any
+    of them; likewise the least time from an F of the last n to the end of the step.
     """
     found = windows(instance, lags)
     for device in range(instance.num_devices):
@@ -293,7 +296,8 @@ def last_forward_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     that of the device's last stage for micro-batch 0 and has its own head; before it the device can only
     run F's that fit into memory at once (``_forward_work``), and only the others count after that head.
 
-    Where a stage can fuse, a backward in flight takes at least ``min_backward``, a pending W was split.
+    Where a stage can fuse, a backward in flight takes at least ``min_backward``; that of a pending W has
+    spent t_b of it already.
     """
     found = windows(instance)
     m = instance.num_microbatches
@@ -348,7 +352,7 @@ def _most_put_off(instance: Instance, device: int) -> float:
     ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later
     stage is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
     backwards and w_a W's. With one stage or two all (i_1, i_2) are tried, with the fractional knapsack of the
-    W's on top; with more stages everything is fractional.
+    W's on top; with more stages, or too many pairs, everything is fractional.
     """
     free, m = room(instance, device), instance.num_microbatches
     stages = [instance.stages[s] for s in instance.stages_on(device)]
@@ -356,11 +360,12 @@ def _most_put_off(instance: Instance, device: int) -> float:
     weight = [max(0.0, stage.min_backward - stage.t_b) for stage in stages]
     if math.isinf(free):
         return m * sum(backward)
-    if len(stages) > 2:
+    reach = [m if stage.mem_b == 0 else int(min(m, max(0.0, free) / stage.mem_b)) for stage in stages]
+    if len(stages) > 2 or math.prod(count + 1 for count in reach) > MOST_TRIED:
         items = [(stage.mem_b, value) for stage, value in zip(stages, backward, strict=True)]
         items += [(stage.mem_w, value) for stage, value in zip(stages, weight, strict=True)]
         return float(_fractional_knapsack(items, np.full(len(items), m), np.array(free)))
-    flight = np.meshgrid(*(np.arange(m + 1) for _ in stages), indexing="ij")
+    flight = np.meshgrid(*(np.arange(count + 1) for count in reach), indexing="ij")
     held = sum(i * stage.mem_b for i, stage in zip(flight, stages, strict=True))
     possible = held <= free
     if len(stages) == 2:

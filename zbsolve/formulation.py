@@ -18,6 +18,7 @@ from functools import cached_property
 from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.precedence import room
 from zbsolve.schedule import check
 from zbsolve.simulator import CycleError, simulate_for
 
@@ -119,9 +120,9 @@ def _most_held(instance: Instance, device: int, each: float, newest: float) -> i
 
     At least 1: where not even one fits the instance is infeasible, which the models find themselves.
     """
-    held = instance.static(device) + newest
+    free = room(instance, device)
     count = 1
-    while count < instance.num_microbatches and instance.fits(device, held + count * each):
+    while count < instance.num_microbatches and newest + count * each <= free:
         count += 1
     return count
 

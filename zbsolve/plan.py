@@ -102,7 +102,7 @@ class Proof(_FileModel):
     statement: str
     device: int | None = None
     value: Finite | None = None
-    lags: tuple[ProvenLag, ...] = ()
+    lags: Annotated[tuple[ProvenLag, ...], Field(max_length=16)] = ()
 
     @field_validator("lags", mode="before")
     @classmethod

@@ -337,7 +337,7 @@ def _prove_lags(search: _Search) -> None:
         left = 0.15 * search.time_limit / 3 if search.deterministic else until - search.seconds
         if search.done or left <= 0 or distance + (0 if to_end else 1) > instance.num_microbatches:
             return
-        lag = prove_lag(
+        answer = prove_lag(
             instance,
             last,
             distance,
@@ -347,8 +347,8 @@ def _prove_lags(search: _Search) -> None:
             seed=search.seed,
             deterministic=search.deterministic,
         )
-        if lag is not None:
-            lags.append(lag)
+        if answer is not None:
+            lags.append(answer.lag)
             for bound in window_bounds(instance, search.objective, tuple(lags)):
                 search.prove(bound)
 

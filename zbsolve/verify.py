@@ -9,6 +9,7 @@ plan's own cost is :func:`zbsolve.plan.check_plan`'s question.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from zbsolve.bounds import Bound, all_bounds, window_bounds
@@ -16,12 +17,11 @@ from zbsolve.list_scheduler import serial_orders
 from zbsolve.plan import OPTIMAL_GAP, Plan
 from zbsolve.precedence import Lag
 from zbsolve.schedule import Violation
-from zbsolve.work_bounds import is_extended, options_of
 
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
-SECONDS_A_LAG = 60.0
+SECONDS_FOR_LAGS = 60.0
 # Methods whose bound must come out again; an instance may have more (all_bounds), never fewer.
-COMBINATORIAL = frozenset(("two windows", "one machine", "memory area"))
+COMBINATORIAL = frozenset(("two windows", "one machine", "memory area", "last forward"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,10 @@ def reverify(plan: Plan) -> Reverification:
     :func:`zbsolve.schedule.check` accepts.
     """
     bounds = list(all_bounds(plan.instance, plan.objective))
-    lags, refutation = _proven_again(plan)
-    if refutation is not None:
-        return _refuted(max(bounds, key=lambda bound: bound.value), refutation)
+    try:
+        lags, all_proven = _proven_again(plan)
+    except _RefutedLagError as error:
+        return _refuted(max(bounds, key=lambda bound: bound.value), str(error))
     if lags:
         bounds += window_bounds(plan.instance, plan.objective, lags)
     derived = max(bounds, key=lambda bound: bound.value)
@@ -73,7 +74,7 @@ def reverify(plan: Plan) -> Reverification:
         return Reverification(
             True, derived, f"bound re-verified: {stated:.9g} {unit} ({derived.method}{place}{higher})"
         )
-    if method in COMBINATORIAL or any(bound.method == method for bound in bounds):
+    if method in COMBINATORIAL or (all_proven and any(bound.method == method for bound in bounds)):
         return _refuted(
             derived,
             f"lower_bound is stated as {stated:.9g} by {method}, which this instance does not give: "
@@ -87,34 +88,48 @@ def reverify(plan: Plan) -> Reverification:
     )
 
 
-def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], str | None]:
-    """The lags that the proof names, each proven anew; or why one of them is wrong."""
-    lags: list[Lag] = []
-    if not plan.bound_proof.lags:
-        return (), None
-    if is_extended(plan.instance):
-        return (), f"bound_proof: lags are not proven for {options_of(plan.instance)[0]}"
+def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], bool]:
+    """The lags that the proof names as far as they are proven anew, and whether all of them are.
+
+    Raises
+    ------
+    _RefutedLagError
+        A lag names no such tasks, or some schedule of these micro-batches has a shorter one.
+    """
+    stated = plan.bound_proof.lags
+    if not stated:
+        return (), True
     try:
         from zbsolve.formulations.cpsat_lags import prove_lag
     except ImportError:
-        return (), None  # no solver here: the bound stays unconfirmed
-    instance = plan.instance
-    for stated in plan.bound_proof.lags:
-        number = stated.distance + (0 if stated.to_end else 1)
-        if stated.stage >= instance.num_stages or number > instance.num_microbatches:
-            return (), f"bound_proof: lag of stage {stated.stage} over {stated.distance}: no such tasks"
-        lag = prove_lag(
+        return (), False  # no solver here: the bound stays unconfirmed
+    instance, until = plan.instance, time.monotonic() + SECONDS_FOR_LAGS
+    confirmed: list[Lag] = []
+    for lag in stated:
+        where = f"bound_proof: lag of stage {lag.stage} over {lag.distance}"
+        number = lag.distance + (0 if lag.to_end else 1)
+        if lag.stage >= instance.num_stages or number > instance.num_microbatches:
+            raise _RefutedLagError(f"{where}: the instance has no such tasks")
+        answer = prove_lag(
             instance,
-            stated.stage,
-            stated.distance,
+            lag.stage,
+            lag.distance,
             serial_orders(instance),
-            to_end=stated.to_end,
-            time_limit=SECONDS_A_LAG,
+            to_end=lag.to_end,
+            time_limit=max(0.1, until - time.monotonic()),
         )
-        if lag is None or lag.value < stated.value * (1 - OPTIMAL_GAP):
-            continue  # out of time: not confirmed, not refuted
-        lags.append(lag._replace(value=stated.value))
-    return tuple(lags), None
+        reached = answer is not None and lag.value <= _reach(answer.lag.value)
+        if answer is not None and answer.exact and not reached:
+            raise _RefutedLagError(
+                f"{where}: is stated as {lag.value:.9g}, the least is {answer.lag.value:.9g}"
+            )
+        if answer is not None and reached:
+            confirmed.append(answer.lag._replace(value=min(lag.value, answer.lag.value)))
+    return tuple(confirmed), len(confirmed) == len(stated)
+
+
+class _RefutedLagError(Exception):
+    """A lag that the instance does not have, in words."""
 
 
 def _reach(value: float) -> float:
