@@ -14,6 +14,7 @@ from zbsolve.baselines.zb_v import zb_v_candidates
 from zbsolve.errors import InputError
 from zbsolve.instance import equal_stages, load_instance
 from zbsolve.memory import peak_memory
+from zbsolve.random_instances import random_instance
 from zbsolve.schedule import check
 from zbsolve.simulator import simulate
 
@@ -131,3 +132,10 @@ def test_zb_v_states_its_rules() -> None:
     instance = equal_stages(4, 8, placement="v")
     assert list(zb_v_candidates(instance, [1.0] * 4)) == []
     assert max(peak_memory(instance, d, o) for d, o in enumerate(BASELINES["zb-v"].orders(instance))) == 8
+
+
+def test_zb_v_ends_where_an_upper_device_lacks_memory() -> None:
+    """Unequal memory under p M_B: the warm-up of random-50 stops when nothing more fits, and gives orders."""
+    instance = random_instance(50)
+    for orders in zb_v_candidates(instance, published=True):
+        assert check(instance.with_memory_cap(None), simulate(instance, orders)) == []

@@ -93,8 +93,9 @@ class _Builder(Construction):
                 and self.holds(device, stages[down].mem_b * (1 + 2 * device) + stages[up].mem_b)
                 and self.clock[device] + stages[down].t_f <= self.arrival(F, up)
             ):
-                for above in range(device + 1):
-                    self.place_forward(self.down(above))
+                placed = [self.place_forward(self.down(above)) for above in range(device + 1)]
+                if not any(placed):
+                    break  # a device above lacks memory
             self.place_forward(up)
         going_up = False
         for device in range(1, self.p):
