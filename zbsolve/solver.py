@@ -44,8 +44,9 @@ CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
 # Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
 LAGS_MOST_HELD = 3
-# Periodic schedules: the share of the time, the tries in it, and when the period is settled.
+# Periodic schedules: for which sizes, the share of the time, the tries in it, when the period is settled.
 PATTERNS_FROM_MICROBATCHES = 8
+PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pattern takes seconds
 PATTERNS_SHARE = 0.2
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
@@ -367,7 +368,8 @@ def _search_patterns(search: _Search) -> None:
     """Periodic schedules of ever shorter period, where a cap and many micro-batches make the rate decide."""
     instance = search.instance
     m = instance.num_microbatches
-    if math.isinf(min(map(instance.cap, range(instance.num_devices)))) or m < PATTERNS_FROM_MICROBATCHES:
+    capped = not math.isinf(min(map(instance.cap, range(instance.num_devices))))
+    if not capped or m < PATTERNS_FROM_MICROBATCHES or instance.num_tasks > PATTERNS_MOST_TASKS:
         return
     try:
         from zbsolve.formulations.cpsat_periodic import find_pattern
