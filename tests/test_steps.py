@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from typer.testing import CliRunner
 
 from tests.extended_strategies import Pair, programs
 from zbsolve.baselines import BASELINES
+from zbsolve.cli import app
 from zbsolve.errors import InputError
+from zbsolve.files import write_text_atomically
 from zbsolve.graph import Task
 from zbsolve.instance import Instance, equal_stages
 from zbsolve.simulator import simulate, simulate_least_span
+from zbsolve.solver import solve
 from zbsolve.steps import run_steps, steady_period
 
 Program = tuple[Instance, tuple[tuple[Task, ...], ...], frozenset[Pair]]
@@ -95,3 +101,11 @@ def test_bad_questions_are_refused() -> None:
         run_steps(instance, orders, 1, "free", optimizer=-1.0)
     with pytest.raises(InputError, match="period over 3 of 2 steps"):
         run_steps(instance, orders, 2, "free").period(3)
+
+
+def test_a_failed_step_must_exist(tmp_path: Path) -> None:
+    """--failed 3 of two steps is refused, not ignored."""
+    write_text_atomically(tmp_path / "p.json", solve(equal_stages(2, 3), time_limit=5).plan.to_json())
+    result = CliRunner().invoke(app, ["steps", str(tmp_path / "p.json"), "--steps", "2", "--failed", "3"])
+    assert result.exit_code == 2
+    assert "--failed 3: there are steps 0 to 1" in result.stderr

@@ -405,4 +405,6 @@ def _first_change(
         gain = 1 - found[0].outcome.per_sample / stays.outcome.per_sample
         if gain >= WORTH_IT:
             return Change(text.format(factor), found[0], gain)
+        if replace(found[0].config, m=best.m) != best:
+            return Change(text.format(factor) + " (then as good, and simpler)", found[0])
     return Change(f"{text.format(factors[-1])}: no change", None)

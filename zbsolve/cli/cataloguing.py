@@ -176,6 +176,9 @@ def steps_command(
     from zbsolve.report.text import steps_table
     from zbsolve.steps import MODES, run_steps, steady_period
 
+    for step in failed or ():
+        if step >= steps:
+            raise InputError(f"--failed {step}: there are steps 0 to {steps - 1}: raise --steps or name one")
     loaded = load_plan(plan)
     require_valid(loaded, plan)
     schedule = loaded.schedule()

@@ -100,6 +100,13 @@ def _show_plan(
 
     plan = _load_drawable(file)
     other = None if against is None else _load_drawable(against)
+    if other is not None:
+        sizes = [(p.instance.num_devices, p.instance.num_microbatches) for p in (plan, other)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"--against {against}: has {sizes[1][0]} devices and {sizes[1][1]} micro-batches, {file} has "
+                f"{sizes[0][0]} and {sizes[0][1]}: compare plans of the same job"
+            )
     trace = None if trace_file is None else load_trace(trace_file)
     if trace is not None:
         try:
