@@ -605,8 +605,6 @@ def solve_cpsat(
         native = solve_interruptibly(solver, built.model, callback)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
-    if native == cp_model.MODEL_INVALID:
-        raise AssertionError(f"CP-SAT rejects the model: {built.model.validate()}")
     if native in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         candidates.append(built.orders(solver.value))
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
@@ -620,7 +618,8 @@ def solve_interruptibly(
 ) -> cp_model.CpSolverStatus:
     """``solver.solve``, but Ctrl-C stops it at once and is a ``KeyboardInterrupt`` here.
 
-    CP-SAT's own handler would end this one search and hide the interrupt from whoever called it.
+    CP-SAT's own handler would end this one search and hide the interrupt from whoever called it. A model that
+    CP-SAT rejects is an ``AssertionError``: a fault of ours.
     """
     solver.parameters.catch_sigint_signal = False
     outcome: list[cp_model.CpSolverStatus | BaseException] = []
@@ -643,6 +642,8 @@ def solve_interruptibly(
         raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
+    if outcome[0] == cp_model.MODEL_INVALID:
+        raise AssertionError(f"CP-SAT rejects the model: {model.validate()}")
     return outcome[0]
 
 

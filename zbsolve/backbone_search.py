@@ -217,12 +217,10 @@ def anneal(
                 k = lengths[q] - 1
                 end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
                 # Trailing W's: what is left of this device's work comes after its last backward.
-                last_code = out[q, out_length[q] - 1]
-                if last_code % 4 == 2:
-                    k2 = out_length[q] - 1
-                    while out[q, k2] % 4 == 2:
-                        end += time[out[q, k2] // 4, 2]
-                        k2 -= 1
+                trailing = out_length[q] - 1
+                while out[q, trailing] % 4 == 2:
+                    end += time[out[q, trailing] // 4, 2]
+                    trailing -= 1
                 if column == 1:
                     end -= start[q, 0]
                 if end > latest:
@@ -352,13 +350,9 @@ class BackboneSearch:
         self.arrays = to_arrays(instance)
         self.column = 1 if objective == "span" else 0
         self.seed = seed
-        p = instance.num_devices
-        rows = encode(tuple(tuple(task for task in order if task.kind is not W) for order in orders))
-        self.lengths = np.array([len(row) for row in rows])
-        width = int(self.lengths.max())
-        self.codes = np.zeros((p, width), dtype=np.int64)
-        for d, row in enumerate(rows):
-            self.codes[d, : len(row)] = row
+        backbones = tuple(tuple(task for task in order if task.kind is not W) for order in orders)
+        self.codes, self.lengths = encode(backbones)
+        p, width = self.codes.shape
         self.patience = np.full(p, patience)
         self.cost = np.inf
         self.smoothing = 0.05
@@ -381,11 +375,6 @@ class BackboneSearch:
             )
         )  # fmt: skip
         return self.cost
-
-    def restart(self) -> None:
-        """Go on from the best orders."""
-        self.codes[:] = self._best_codes
-        self.patience[:] = self._best_patience
 
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """The best orders found, W's included."""

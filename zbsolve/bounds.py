@@ -186,7 +186,9 @@ def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
     )
 
 
-def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()) -> Iterator[Bound]:
+def window_bounds(
+    instance: Instance, objective: str, lags: tuple[Lag, ...] = (), found: Windows | None = None
+) -> Iterator[Bound]:
     """Longest paths through dependencies and memory waits, and one machine's work between them.
 
     :mod:`zbsolve.precedence` gives every task a head (least time before its start) and a tail (least
@@ -207,8 +209,10 @@ def window_bounds(instance: Instance, objective: str, lags: tuple[Lag, ...] = ()
     consecutive micro-batches do in it is a canonical schedule of these alone (all others only take time,
     memory and links away), so the least lag that an exact model finds for n + 1 micro-batches is one for any
     of them; likewise the least time from an F of the last n to the end of the step.
+
+    ``found`` are the windows of the instance with these lags, where they were computed already.
     """
-    found = windows(instance, lags)
+    found = windows(instance, lags) if found is None else found
     for device in range(instance.num_devices):
         for observer, watched in _observers(instance, device, objective).items():
             value = preemptive_one_machine(_observed_jobs(instance, found, device, observer))
@@ -283,7 +287,7 @@ def preemptive_one_machine(jobs: list[tuple[float, float, float]]) -> float:
     return best
 
 
-def last_forward_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
+def last_forward_bounds(instance: Instance, objective: str, found: Windows | None = None) -> Iterator[Bound]:
     """What a device must have run before its last F, and what follows that F elsewhere.
 
     The last F of a device is that of its last stage for micro-batch m - 1: its others come before it.
@@ -297,9 +301,9 @@ def last_forward_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     run F's that fit into memory at once (``_forward_work``), and only the others count after that head.
 
     Where a stage can fuse, a backward in flight takes at least ``min_backward``; that of a pending W has
-    spent t_b of it already.
+    spent t_b of it already. ``found`` are the windows of the instance, where they were computed already.
     """
-    found = windows(instance)
+    found = windows(instance) if found is None else found
     m = instance.num_microbatches
     for device in range(instance.num_devices):
         stages = instance.stages_on(device)
@@ -466,8 +470,9 @@ def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
         area = memory_area_bound(instance, device, objective)
         if area is not None:
             yield area
-    yield from window_bounds(instance, objective)
-    yield from last_forward_bounds(instance, objective)
+    found = windows(instance)
+    yield from window_bounds(instance, objective, found=found)
+    yield from last_forward_bounds(instance, objective, found)
 
 
 def best_bound(instance: Instance, objective: str) -> Bound:

@@ -322,9 +322,16 @@ def decode(codes: Any, lengths: Any) -> tuple[tuple[Task, ...], ...]:
     return tuple(orders)
 
 
-def encode(orders: tuple[tuple[Task, ...], ...]) -> list[list[int]]:
-    """Codes ``4 * stage + kind`` of device orders whose micro-batches run in order."""
-    return [[4 * task.stage + CODES[task.kind] for task in order] for order in orders]
+def encode(orders: tuple[tuple[Task, ...], ...]) -> tuple[IntArray, IntArray]:
+    """Codes and lengths that :func:`decode` reads, of device orders whose micro-batches run in order.
+
+    Shapes (p, longest order), zero behind a shorter order's end, and (p,).
+    """
+    lengths = np.array([len(order) for order in orders])
+    codes = np.zeros((len(orders), int(lengths.max())), dtype=np.int64)
+    for d, order in enumerate(orders):
+        codes[d, : len(order)] = [4 * task.stage + CODES[task.kind] for task in order]
+    return codes, lengths
 
 
 def serial_orders(instance: Instance) -> tuple[tuple[Task, ...], ...]:

@@ -264,11 +264,7 @@ class OrderSearch:
         self.arrays = to_arrays(instance)
         self.column = 1 if objective == "span" else 0
         self.seed = seed
-        rows = encode(orders)
-        self.lengths = np.array([len(row) for row in rows])
-        self.codes = np.zeros((len(rows), int(self.lengths.max())), dtype=np.int64)
-        for d, row in enumerate(rows):
-            self.codes[d, : len(row)] = row
+        self.codes, self.lengths = encode(orders)
         self._anneal = _annealing(compiled)
 
     def run(self, steps: int, slack: float, target: float) -> float:

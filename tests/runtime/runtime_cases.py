@@ -388,11 +388,9 @@ def eight_linear() -> Model:
     return Model([layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())], rows=8)
 
 
-def small_llama() -> Any:
-    """A Llama of two blocks with random weights."""
+def llama_of_transformers() -> Any:
+    """transformers' own Llama of two blocks, with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from zbsolve.runtime.adapters import causal_lm
 
     config = LlamaConfig(
         vocab_size=40,
@@ -404,8 +402,15 @@ def small_llama() -> Any:
         max_position_embeddings=16,
         tie_word_embeddings=False,
     )
+    return LlamaForCausalLM(config)
+
+
+def small_llama() -> Any:
+    """That Llama as a pipeline model."""
+    from zbsolve.runtime.adapters import causal_lm
+
     generator = torch.Generator()
     return causal_lm(
-        LlamaForCausalLM(config),
+        llama_of_transformers(),
         lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
     )

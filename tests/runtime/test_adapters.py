@@ -20,17 +20,7 @@ def built(kind: str) -> Any:
     """A small model of transformers with random weights."""
     torch.manual_seed(0)
     if kind == "llama":
-        config = transformers.LlamaConfig(
-            vocab_size=40,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=16,
-            tie_word_embeddings=False,
-        )
-        return transformers.LlamaForCausalLM(config)
+        return cases.llama_of_transformers()
     config = transformers.GPT2Config(
         vocab_size=40,
         n_embd=16,

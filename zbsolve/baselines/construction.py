@@ -5,6 +5,7 @@ Every backward is split: B, and its W pending until it is placed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ class StuckError(Exception):
     """The construction needs memory that no pending W can free, or a task that was not placed."""
 
 
-class Construction:
+class Construction(ABC):
     """One run: orders, clocks, idle times since the first task, memory, pending W's of each device.
 
     ``room`` is the activation memory of each device.
@@ -113,9 +114,9 @@ class Construction:
         self.place(self.next_task(kind, stage))
         return True
 
+    @abstractmethod
     def fills(self, kind: TaskKind, stage: int, gap: float, allowance: float) -> bool:
         """Whether one more W goes before a task that it delays (for each construction to say)."""
-        raise NotImplementedError
 
     def finish(self) -> tuple[tuple[Task, ...], ...]:
         """What is left of the W's, and the orders."""
