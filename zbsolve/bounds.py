@@ -26,14 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
+from zbsolve.memory_limits import forward_work, most_in_flight, most_put_off
 from zbsolve.precedence import Lag, back, room
 from zbsolve.windows import Windows, windows
 from zbsolve.work_bounds import is_extended, work_bounds
 
 FloatArray = NDArray[np.float64]
-
-# Pairs of counts that are tried one by one; beyond, a fractional knapsack says nearly the same.
-MOST_TRIED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +81,6 @@ def round_trip(instance: Instance, a: int, b: int) -> float:
 # --- memory ------------------------------------------------------------------------------------
 
 
-def _most_in_flight(instance: Instance, device: int, s: int) -> int:
-    """Most F's of a stage that can run before a backward of it starts (m when memory sets no limit)."""
-    stage, free = instance.stages[s], room(instance, device)
-    if math.isinf(free) or stage.mem_b == 0:
-        return instance.num_microbatches
-    growth = stage.growth if stage.t_bw is None else 0.0
-    return max(1, int(min(instance.num_microbatches, (free - growth) / stage.mem_b)))
-
-
 def first_window_idle(instance: Instance, device: int) -> float:
     """Idle forced on a device between its first F and its first backward.
 
@@ -105,7 +94,7 @@ def first_window_idle(instance: Instance, device: int) -> float:
     """
     stages = instance.stages_on(device)
     length = instance.stages[stages[0]].t_f + round_trip(instance, stages[0], stages[-1])
-    return max(0.0, length - _forward_work(instance, device))
+    return max(0.0, length - forward_work(instance, device))
 
 
 def last_window_idle(instance: Instance, device: int) -> list[float]:
@@ -129,7 +118,7 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
     (s,) = instance.stages_on(device)
     stage, m = instance.stages[s], instance.num_microbatches
     free = room(instance, device)
-    if _most_in_flight(instance, device, s) >= m or stage.mem_b > free:
+    if most_in_flight(instance, device, s) >= m or stage.mem_b > free:
         return []
     i = np.arange(1, m + 1)
     i = i[i * stage.mem_b <= free]
@@ -293,13 +282,14 @@ def last_forward_bounds(instance: Instance, objective: str, found: Windows | Non
 
     The last F of a device is that of its last stage for micro-batch m - 1: its others come before it.
     When it starts, the cap holds for what is in flight and pending then, so only so much backward work can
-    have been put off until after it (:func:`_most_put_off`); all the rest, and every F, takes its time on
-    the device before that F ends. After it comes its micro-batch's way on and back (``tails``), in whose
-    window soever the device is watched.
+    have been put off until after it (:func:`zbsolve.memory_limits.most_put_off`); all the rest, and every F,
+    takes its time on the device before that F ends. After it comes its micro-batch's way on and back
+    (``tails``), in whose window soever the device is watched.
 
     Where not all F's fit into memory together, the last one comes after the first backward, which is
     that of the device's last stage for micro-batch 0 and has its own head; before it the device can only
-    run F's that fit into memory at once (``_forward_work``), and only the others count after that head.
+    run F's that fit into memory at once (:func:`zbsolve.memory_limits.forward_work`), and only the others
+    count after that head.
 
     Where a stage can fuse, a backward in flight takes at least ``min_backward``; that of a pending W has
     spent t_b of it already. ``found`` are the windows of the instance, where they were computed already.
@@ -308,11 +298,11 @@ def last_forward_bounds(instance: Instance, objective: str, found: Windows | Non
     m = instance.num_microbatches
     for device in range(instance.num_devices):
         stages = instance.stages_on(device)
-        put_off = _most_put_off(instance, device)
+        put_off = most_put_off(instance, device)
         work = instance.device_work(device)
         first, last = stages[0], stages[-1]
         crowded = m * sum(instance.stages[s].mem_b for s in stages) > room(instance, device)
-        before_backward = _forward_work(instance, device)
+        before_backward = forward_work(instance, device)
         for observer, watched in _observers(instance, device, objective).items():
             head = 0.0 if observer == device else float(found.heads[0, first, 0, observer])
             if crowded:
@@ -326,81 +316,6 @@ def last_forward_bounds(instance: Instance, objective: str, found: Windows | Non
                     f"whose micro-batch has {found.tails[0, last, m - 1, observer]:g} to go; in {watched}",
                     device,
                 )
-
-
-def _forward_work(instance: Instance, device: int) -> float:
-    """Most F work that a device can do before its first backward starts: all of it is held together.
-
-    With one stage whole F's; else the fractional knapsack that takes stages by memory per time.
-    """
-    stages = instance.stages_on(device)
-    m, last = instance.num_microbatches, instance.stages[stages[-1]]
-    if len(stages) == 1:
-        return _most_in_flight(instance, device, stages[0]) * last.t_f
-    free = room(instance, device) - (last.growth if last.t_bw is None else 0.0)
-    filled = 0.0
-    by_value = sorted(
-        (instance.stages[s] for s in stages),
-        key=lambda stage: stage.mem_b / stage.t_f if stage.t_f else math.inf,
-    )
-    for stage in by_value:
-        number = m if stage.mem_b == 0 else min(m, max(0.0, free) / stage.mem_b)
-        filled += number * stage.t_f
-        free -= number * stage.mem_b if stage.mem_b else 0.0
-    return filled
-
-
-def _most_put_off(instance: Instance, device: int) -> float:
-    """Most backward work that a device can have left when its last F starts, within its cap.
-
-    Of stage a let i_a micro-batches be in flight (F started, backward not ended) and w_a W's pending:
-    ``sum(i_a mem_b + w_a mem_w)`` is within the cap, ``i_a + w_a <= m``, and what is in flight on a later
-    stage is so on the earlier ones (its F's there ran before, its backwards come after). Put off are i_a
-    backwards and w_a W's. With one stage or two all (i_1, i_2) are tried, with the fractional knapsack of the
-    W's on top; with more stages, or too many pairs, everything is fractional.
-    """
-    free, m = room(instance, device), instance.num_microbatches
-    stages = [instance.stages[s] for s in instance.stages_on(device)]
-    backward = [stage.min_backward for stage in stages]
-    weight = [max(0.0, stage.min_backward - stage.t_b) for stage in stages]
-    if math.isinf(free):
-        return m * sum(backward)
-    reach = [m if stage.mem_b == 0 else int(min(m, max(0.0, free) / stage.mem_b)) for stage in stages]
-    if len(stages) > 2 or math.prod(count + 1 for count in reach) > MOST_TRIED:
-        items = [(stage.mem_b, value) for stage, value in zip(stages, backward, strict=True)]
-        items += [(stage.mem_w, value) for stage, value in zip(stages, weight, strict=True)]
-        return float(_fractional_knapsack(items, np.full(len(items), m), np.array(free)))
-    flight = np.meshgrid(*(np.arange(count + 1) for count in reach), indexing="ij")
-    held = sum(i * stage.mem_b for i, stage in zip(flight, stages, strict=True))
-    possible = held <= free
-    if len(stages) == 2:
-        possible &= flight[0] >= flight[1]
-    counts = [i[possible] for i in flight]
-    left = free - np.asarray(held)[possible]
-    value = sum(i * each for i, each in zip(counts, backward, strict=True))
-    items = [(stage.mem_w, each) for stage, each in zip(stages, weight, strict=True)]
-    pending = np.array([m - i for i in counts])
-    return float((value + _fractional_knapsack(items, pending, left)).max())
-
-
-def _fractional_knapsack(
-    items: list[tuple[float, float]], most: NDArray[np.int64], free: FloatArray
-) -> FloatArray:
-    """Highest value of items (memory, value), each up to ``most`` times and divisible, in ``free`` memory."""
-    value = np.zeros_like(free)
-    left = free.copy()
-    by_density = sorted(
-        range(len(items)), key=lambda a: items[a][0] / items[a][1] if items[a][1] else math.inf
-    )
-    for a in by_density:
-        memory, each = items[a]
-        with np.errstate(over="ignore"):  # next to no memory: as many as there are
-            number = (
-                np.minimum(most[a], left / memory) if memory > 0 else np.broadcast_to(most[a], left.shape)
-            )
-        value = value + number * each
-        left = left - number * memory
-    return value
 
 
 def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound | None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from zbsolve.compiled import compile_loop
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
+from zbsolve.memory_limits import forward_work, most_put_off
 from zbsolve.precedence import back, backward_adds, room
 
 FloatArray = NDArray[np.float64]
@@ -56,11 +57,31 @@ def earliest_end(heads: Any, lengths: Any, counts: Any) -> float:
             at[row] += 1
 
 
+def end_after_opening(heads: Any, lengths: Any, counts: Any, opening: float, rest_first: bool) -> float:
+    """When the device can have run ``counts``, if it can do no more than ``opening`` before a certain task.
+
+    That task is its first backward (mirrored: last F), the first of row ``chain``: before it only F's run
+    (mirrored: only backwards and W's are left after it), as many as memory holds at once. All else in the
+    counts comes after its head. Minus infinity where the counts do not include it.
+    """
+    chain = counts.shape[0] // 3
+    if counts[chain] == 0:
+        return -np.inf
+    total, early = 0.0, 0.0
+    for r in range(3 * chain):
+        work = counts[r] * lengths[r]
+        total += work
+        if r < chain or (rest_first and r >= 2 * chain):
+            early += work
+    return float(heads[chain, 0] + total - min(early, opening))
+
+
 def least_time_before(
     heads: Any,
     lengths: Any,
     memory: Any,
     room: float,
+    opening: float,
     chain: int,
     place: int,
     j: int,
@@ -89,7 +110,10 @@ def least_time_before(
         if rest_first:
             for r in range(chain):
                 counts[2 * chain + r] = counts[r] + (1 if r == place else 0)
-        return earliest_end(heads, lengths, counts)
+        return max(
+            earliest_end(heads, lengths, counts),
+            end_after_opening(heads, lengths, counts, opening, rest_first),
+        )
     best = np.inf
     two = chain == 2
     held_a, held_b, pending_a, pending_b = memory[0], memory[1], memory[2], memory[3]
@@ -120,7 +144,9 @@ def least_time_before(
                 counts[rest] = first + (1 if place == 0 else 0)
                 if two:
                     counts[rest + 1] = second + (1 if place == 1 else 0)
-                best = min(best, earliest_end(heads, lengths, counts))
+                end = earliest_end(heads, lengths, counts)
+                end = max(end, end_after_opening(heads, lengths, counts, opening, rest_first))
+                best = min(best, end)
                 enough = True
                 break
             over = held + done * pending_a + ended * pending_b - room
@@ -136,7 +162,9 @@ def least_time_before(
                 counts[rest] = rest_a
                 if two:
                     counts[rest + 1] = rest_b
-                best = min(best, earliest_end(heads, lengths, counts))
+                end = earliest_end(heads, lengths, counts)
+                end = max(end, end_after_opening(heads, lengths, counts, opening, rest_first))
+                best = min(best, end)
                 if left <= 0:
                     enough = rest_a == 0
                     break
@@ -150,7 +178,7 @@ def least_time_before(
 @cache
 def _compiled() -> Any:
     """:func:`least_time_before` in machine code; compiled once a process."""
-    return compile_loop(least_time_before, earliest_end)
+    return compile_loop(least_time_before, earliest_end, end_after_opening)
 
 
 def counting_steps(instance: Instance) -> float:
@@ -183,6 +211,7 @@ class ForcedWork:
         self._lengths: list[FloatArray] = []
         self._memory: list[FloatArray] = []
         self._room: list[float] = []
+        self._opening: list[float] = []
         for d in range(instance.num_devices):
             held = instance.stages_on(d)
             chain = len(held)
@@ -207,6 +236,7 @@ class ForcedWork:
             self._lengths.append(lengths)
             self._memory.append(memory[:, :2].ravel())
             self._room.append(room(instance, d))
+            self._opening.append((most_put_off if mirrored else forward_work)(instance, d))
 
     def record(self, kind: TaskKind, s: int, j: int, value: float) -> None:
         """The head (tail) of a task; the W of a stage that can fuse is the rest of its backward."""
@@ -219,8 +249,9 @@ class ForcedWork:
         """
         d = self._device[s]
         time = self._least_time_before(
-            self._heads[d], self._lengths[d], self._memory[d], self._room[d], len(self._lengths[d]) // 3,
-            self._place[kind, s], self._microbatch(j), self._need[kind, s], self._mirrored,
+            self._heads[d], self._lengths[d], self._memory[d], self._room[d], self._opening[d],
+            len(self._lengths[d]) // 3, self._place[kind, s], self._microbatch(j), self._need[kind, s],
+            self._mirrored,
         )  # fmt: skip
         # No state has room where the caps allow no schedule at all: not for this to tell.
         return float(time) if time < math.inf else -math.inf

@@ -50,6 +50,10 @@ PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pa
 PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
+# Up to here the exact model has a share of the time in the portfolio; beyond, annealing has all of it.
+EXACT_FOLLOWS_MOST_TASKS = 4_000
+# Of the annealing time: backbones, orders, backbones, orders.
+ANNEALING_SHARES = (0.4, 0.3, 0.15, 0.15)
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
 ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
@@ -455,14 +459,21 @@ def _search_policies(search: _Search) -> None:
 def _search_orders(search: _Search) -> None:
     """Annealing of the incumbent, in machine code on two threads; the exact model has the rest of the time.
 
-    First the F's and backwards with W's filled in by rule, then all orders as they are.
+    First the F's and backwards with W's filled in by rule, then all orders as they are; then both again, from
+    where they came to.
     """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
-    exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
-    began, budget = search.seconds, search.left * (0.7 if exact_follows else 0.95)
-    _anneal(search, BackboneSearch, "backbone search", began + 0.5 * budget, most_slack=25.0)
-    _anneal(search, OrderSearch, "order search", began + budget, most_slack=4.0)
+    exact_follows = search.instance.num_tasks <= EXACT_FOLLOWS_MOST_TASKS
+    until, budget = search.seconds, search.left * (0.7 if exact_follows else 0.97)
+    for number, share in enumerate(ANNEALING_SHARES):
+        if search.done:
+            return
+        until += share * budget
+        if number % 2 == 0:
+            _anneal(search, BackboneSearch, "backbone search", until, most_slack=25.0)
+        else:
+            _anneal(search, OrderSearch, "order search", until, most_slack=4.0)
 
 
 def _anneal(
@@ -484,12 +495,13 @@ def _anneal(
     # High slack pays only where there are moves enough to come down from it.
     moves_a_task = (until - search.seconds) / pace / instance.num_tasks
     most_slack = min(most_slack, max(0.5, moves_a_task / 15)) * mean_task
-    began = search.seconds
+    began, steps = search.seconds, ROUND_TRIAL_STEPS
     with ThreadPoolExecutor(len(annealings)) as pool:
         while not search.done and search.seconds < until:
             warmth = (1.0 - (search.seconds - began) / (until - began)) ** 2
             seconds = min(ROUND_SECONDS, until - search.seconds)
-            steps = max(20, round(seconds / pace))
+            steps = min(max(20, round(seconds / pace)), 2 * steps)
+            round_began = search.seconds
             rounds = [
                 pool.submit(annealing.run, steps, most_slack * warmth / (1 + number), search.bound.value)
                 for number, annealing in enumerate(annealings)
@@ -497,6 +509,15 @@ def _anneal(
             for annealing, done in zip(annealings, rounds, strict=True):
                 if done.result() < search.cost:
                     search.offer(canonical(instance, annealing.orders()), who)
+            # Refused moves cost far less than kept ones, and the slack decides how many are kept: the pace of
+            # one round says only roughly what the next one needs.
+            pace = max(1e-7, (search.seconds - round_began) / steps)
+
+
+def _finish_exactly(search: _Search) -> None:
+    """The exact model last, where it has a chance."""
+    if search.instance.num_tasks <= EXACT_FOLLOWS_MOST_TASKS:
+        _run_cpsat(search)
 
 
 def _run_cpsat(search: _Search) -> None:
@@ -572,7 +593,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
 Phase = Callable[[_Search], None]
 
 SOLVERS: dict[str, tuple[Phase, ...]] = {
-    "auto": (_prove_lags, _search_patterns, _search_policies, _search_orders, _run_cpsat),
+    "auto": (_prove_lags, _search_patterns, _search_policies, _search_orders, _finish_exactly),
     "heuristic": (),
     "cpsat": (_run_cpsat,),
     "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),
