@@ -184,11 +184,9 @@ def solve(
     """
     if not 0 < time_limit < math.inf:
         raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
+    require_known(solver)
     if solver in BASELINES:
         return SolveResult(_baseline_plan(instance, solver, objective), ())
-    if solver not in SOLVERS:
-        names = ", ".join((*SOLVERS, *BASELINES))
-        raise InputError(f"solver {solver!r} is not known: use one of {names}")
     require_feasible(instance)
     search = _Search(instance, objective, time_limit, seed, deterministic, gap, progress)
     interrupted = False
@@ -218,6 +216,13 @@ def solve(
     )
     plan = _certified(instance, search.schedule, objective, search.bound, info)
     return SolveResult(plan, tuple(search.history), interrupted)
+
+
+def require_known(solver: str) -> None:
+    """Refuse the name of a solver that is none, nor a baseline's."""
+    if solver not in SOLVERS and solver not in BASELINES:
+        names = ", ".join((*SOLVERS, *BASELINES))
+        raise InputError(f"solver {solver!r} is not known: use one of {names}")
 
 
 def certify(instance: Instance, schedule: Schedule, objective: Objective, name: str) -> Plan:

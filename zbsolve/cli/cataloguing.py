@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console
-from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, require_valid
+from zbsolve.cli.base import command, echo_json, make_console
+from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, load_valid_plan
 from zbsolve.errors import InfeasibleError, InputError
 
 
@@ -37,7 +36,7 @@ def catalogue_command(
             raise InputError(f"schedule {name!r} is not known: use one of {', '.join(FORMULAS)}")
     rows = [catalogue.entry(name, time_limit) for name in schedules or FORMULAS]
     if as_json:
-        typer.echo(json.dumps([row.to_json_dict() for row in rows], indent=1))
+        echo_json([row.to_json_dict() for row in rows])
     elif markdown:
         typer.echo(catalogue.markdown(rows), nl=False)
     else:
@@ -100,7 +99,7 @@ def estimate_command(
     from dataclasses import replace
 
     from zbsolve import estimate
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.report.text import estimate_table
 
     check_writable(output)
@@ -154,8 +153,7 @@ def estimate_command(
     for line in estimate.LEFT_OUT:
         typer.echo(f"left out: {line}")
     if output is not None:
-        text = json.dumps(result.instance.to_json_dict(), indent=1) + "\n"
-        write_text_atomically(output, text)
+        write_json_atomically(output, result.instance.to_json_dict())
         typer.echo(f"wrote {output}")
 
 
@@ -172,15 +170,13 @@ def steps_command(
 
     The period of a step comes out of the simulation: the makespan with a barrier, the span without.
     """
-    from zbsolve.plan import load_plan
     from zbsolve.report.text import steps_table
     from zbsolve.steps import MODES, run_steps, steady_period
 
     for step in failed or ():
         if step >= steps:
             raise InputError(f"--failed {step}: there are steps 0 to {steps - 1}: raise --steps or name one")
-    loaded = load_plan(plan)
-    require_valid(loaded, plan)
+    loaded = load_valid_plan(plan)
     schedule = loaded.schedule()
     rows = []
     for mode in MODES:

@@ -371,10 +371,18 @@ class JointSearch:
         self.time_limit = time.monotonic() - self.began
 
     def _statement(self) -> str:
-        open_ = f"{len(self.families)} families open" if self.families else "no family open"
+        if relative_gap(self.cost, self.bound) <= OPTIMAL_GAP:
+            rest = "none of them all costs less than the plan"
+        elif not self.families and not self.singles:
+            rest = "those that the solver could not close have the joint bound"
+        else:
+            rest = (
+                f"{len(self.families)} families and {len(self.singles)} single decisions are undecided, the "
+                "least of their bounds is the joint bound"
+            )
         return (
             f"{self.examined} decisions examined one by one, others bounded by families (work, round trip "
-            f"and memory of each device, least over all ways to deal out the layers); {open_}"
+            f"and memory of each device, least over all ways to deal out the layers); {rest}"
         )
 
     def _no_plan(self) -> InfeasibleError:

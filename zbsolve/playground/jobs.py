@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.instance import Instance, parse_instance
-from zbsolve.plan import Plan
+from zbsolve.instance import Instance
+from zbsolve.plan import Plan, parse_plan
 
 logger = logging.getLogger(__name__)
 
@@ -123,11 +123,7 @@ class JobBoard:
 
     async def _hear(self, job: Job, line: dict[str, Any]) -> None:
         if line["type"] == "done":
-            data = line.pop("plan")
-            # A baseline with fused backward brings its own instance.
-            instance = parse_instance(data["instance"], "plan: instance")
-            job.plan = await asyncio.to_thread(Plan.model_validate, {**data, "instance": instance})
-            plan = job.plan
+            job.plan = plan = await asyncio.to_thread(parse_plan, line.pop("plan"), "plan")
             line["interrupted"] |= job.cancelled  # CP-SAT ends on the signal without a word
             line |= {
                 "status": plan.status,
