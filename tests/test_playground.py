@@ -191,10 +191,14 @@ def test_what_cannot_be_solved_says_why(client: TestClient) -> None:
     key = client.post("/api/jobs", json={"cap": "0"}).json()["key"]
     [line] = events(client, key)
     assert line["type"] == "error"
-    assert "device 0 needs 1 MiB" in line["message"]
+    assert "devices 0-3 need 1 MiB each, have 0" in line["message"]
     assert client.get(f"/api/jobs/{key}/page").status_code == 400
-    key = client.post("/api/jobs", json={"solver": "magic"}).json()["key"]
-    assert "solver 'magic' is not known" in events(client, key)[-1]["message"]
+    refused = client.post("/api/jobs", json={"solver": "magic"})
+    assert refused.status_code == 400
+    assert "solver 'magic' is not known: use one of auto, " in refused.json()["error"]
+    refused = client.post("/api/jobs", json={"cap": "lots"})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("memory cap 'lots': give a number of memory units")
     assert client.get("/api/jobs/nothing/events").json() == {
         "error": "this solve is no longer kept: start it again"
     }
@@ -211,12 +215,21 @@ def test_loaded_files_are_instances_or_plans(client: TestClient) -> None:
     for text, message in (
         ("{", "not JSON"),
         ("[" * 5000, "nested too deeply"),
-        ("{}", "bad.json: "),
+        ("{}", "bad.json: schema: missing"),
+        ('{"schema": "zbsolve.trace/1"}', "bad.json: is a trace, not an instance or a plan"),
+        ('{"schema": "zbsolve.cluster/1"}', "bad.json: is a cluster, not an instance or a plan"),
+        ('{"traceEvents": []}', "bad.json: is a Chrome trace"),
+        ("[]", "bad.json: not a JSON object: give an instance or a plan file"),
+        ('{"schema": "zbsolve.plan/1"}', "bad.json: instance: not a JSON object"),
         (json.dumps({**instance.to_json_dict(), "num_devices": 3}), "bad.json: device 2 of 3 holds no stage"),
     ):
         answer = client.post("/api/instance?name=bad.json", content=text, headers=headers)
         assert answer.status_code == 400
         assert message in answer.json()["error"]
+    for path in ("/api/jobs", "/api/baselines"):
+        answer = client.post(path, json={"instance": plan})
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "instance: is a plan, not an instance: give an instance file"
     answer = client.post("/api/instance", content=b" " * 9_000_000, headers=headers)
     assert "more than 8 MB" in answer.json()["error"]
 

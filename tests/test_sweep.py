@@ -45,8 +45,11 @@ def test_the_global_batch_gives_the_microbatches_where_it_is_whole() -> None:
     grid = Grid(p=(1, 2, 4), d=(1, 2), microbatch_sizes=(1, 3), global_batch=16)
     found = [(c.p, c.d, c.microbatch_size, c.m) for c in grid.configs(equal_cluster(4))]
     assert found == [(1, 1, 1, 16), (1, 2, 1, 8), (2, 1, 1, 16), (2, 2, 1, 8), (4, 1, 1, 16)]
-    with pytest.raises(InputError, match="no configuration is left"):
+    with pytest.raises(InputError, match="is left: 8 pipeline devices x 1 replicas are more"):
         Grid(p=(8,), global_batch=16).configs(equal_cluster(4))
+    # d = 2 does not fit beside p = 4: only micro-batches of 3 and 5 are in the way of 16.
+    with pytest.raises(InputError, match=r"a batch of 16 is no multiple .* \(3, 5\)"):
+        Grid(p=(4,), d=(1, 2), microbatch_sizes=(3, 5), global_batch=16).configs(equal_cluster(4))
     with pytest.raises(InputError, match="either"):
         Grid(p=(1,)).configs(equal_cluster(4))
 
