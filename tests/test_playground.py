@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,73 @@ def test_a_cancelled_solve_keeps_its_best_plan(client: TestClient) -> None:
     assert done["gap"] > 0
     assert done["seconds"] < 10
     assert client.get(f"/api/jobs/{key}/files/plan.json").status_code == 200
+
+
+def cancel_after(
+    client: TestClient, settings: dict[str, Any], seconds: float
+) -> tuple[dict[str, Any], float]:
+    """Let a solve run so long, cancel it: its last line, and how long that took to come."""
+    key = client.post("/api/jobs", json=settings).json()["key"]
+    board = client.app.state.board  # type: ignore[attr-defined]
+    while not any(line["seconds"] for line in board.get(key).lines):
+        time.sleep(0.05)  # its own clock starts when the libraries are loaded
+    time.sleep(seconds)
+    assert board.get(key).running, board.get(key).lines[-1]
+    asked = time.monotonic()
+    client.post(f"/api/jobs/{key}/cancel", json={})
+    last = events(client, key)[-1]
+    return last, time.monotonic() - asked
+
+
+def test_a_cancelled_solve_with_options_does_not_go_on_without_them(client: TestClient) -> None:
+    """Recomputing stages are first solved as if plain: a cancel then is one of the whole search."""
+    stages = [{"device": d, "t_f": 2.0 + d % 3, "t_b": 2.0, "t_w": 1.0, "t_r": 2.0 + d % 3} for d in range(6)]
+    instance = equal_stages(6, 24).with_changes(stages=stages, t_comm=0.3).with_memory_cap("0.6p")
+    settings = {"instance": instance.to_json_dict(), "time_limit": 40}
+    last, took = cancel_after(client, settings, 2.0)
+    assert last["type"] == "done"
+    assert last["interrupted"]
+    assert took < 10  # half of the limit is for the plain instance, the rest for moves of the whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [8.0, 16.0, 24.0, 40.0])
+def test_a_long_search_in_machine_code_ends_when_it_is_cancelled(client: TestClient, seconds: float) -> None:
+    """In policy search, in both annealings and in CP-SAT, 60 s allowed: about 2 s, and the best plan."""
+    hard = {"p": 8, "m": 32, "placement": "v", "t_b": 1.3, "t_w": 0.7, "t_comm": 0.1, "cap": "0.8p"}
+    last, took = cancel_after(client, {**hard, "time_limit": 60}, seconds)
+    assert last["type"] == "done"
+    assert last["interrupted"]
+    assert 0 < last["gap"] < 0.1
+    assert took < 3
+
+
+def test_a_search_that_is_interrupted_again_and_again_keeps_its_plan() -> None:
+    """A signal every 10 ms from before the search to after its end: one stops it, none does more."""
+    order = {
+        "instance": Settings(**{**HARD, "m": 24}).to_instance().to_json_dict(),
+        "objective": "makespan",
+        "solver": "auto",
+        "time_limit": 60,
+    }
+    command = [sys.executable, "-m", "zbsolve.playground.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(order))
+        process.stdin.close()
+        first = json.loads(process.stdout.readline())
+        assert first["type"] == "progress"
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(process.stdout.read)
+            while process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.01)
+        last = json.loads(rest.result().splitlines()[-1])
+    assert (last["type"], last["interrupted"]) == ("done", True)
+    assert process.returncode == 0
 
 
 def test_only_a_few_solves_run_at_once_and_closing_ends_them() -> None:

@@ -207,14 +207,19 @@ def solve(
         if search.schedule is None:
             raise
         interrupted = True
+    return result_of(search, interrupted)
+
+
+def result_of(search: _Search, interrupted: bool) -> SolveResult:
+    """The plan of a search that has ended: from here on there is nothing left to interrupt."""
     assert search.schedule is not None  # serial_orders is valid wherever require_feasible passed
     info = SolverInfo(
         name=search.found_by,
         version=__version__,
-        seconds=None if deterministic else round(search.seconds, 3),
-        seed=seed,
+        seconds=None if search.deterministic else round(search.seconds, 3),
+        seed=search.seed,
     )
-    plan = _certified(instance, search.schedule, objective, search.bound, info)
+    plan = _certified(search.instance, search.schedule, search.objective, search.bound, info)
     return SolveResult(plan, tuple(search.history), interrupted)
 
 
@@ -284,6 +289,8 @@ def _solve_extended(search: _Search, solver: str) -> None:
         search.offer(orders, plain.plan.solver.name)
         if instance.has_pairs:
             search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+        if plain.interrupted:
+            raise KeyboardInterrupt  # it was meant for the whole search
     if solver == "heuristic":
         return
     assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
