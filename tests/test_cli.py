@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from zbsolve import cli
 from zbsolve.cli import inputs, running
-from zbsolve.instance import equal_stages, load_instance
+from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.plan import Plan, load_plan
 from zbsolve.simulator import simulate
 from zbsolve.solver import certify, solve
@@ -331,14 +331,18 @@ def test_interrupt_with_nothing_to_keep_exits_130(instance: Path, monkeypatch: p
     assert one_line(result) == "zbsolve: interrupted\n"
 
 
-def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
-    """Ctrl-C during a long search writes the best plan found until then and exits 0."""
+def hard_instance() -> Instance:
+    """Eight unequal stages under a tight cap: not closed in seconds."""
     stages = [
         {"device": d, "t_f": 10.0 + 3.7 * (d % 3), "t_b": 11.0 + 2.9 * (d % 4), "t_w": 7.0 + 1.3 * (d % 2)}
         for d in range(8)
     ]
-    hard = equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
-    (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
+    return equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
+
+
+def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
+    """Ctrl-C during a long search writes the best plan found until then and exits 0."""
+    (tmp_path / "i.json").write_text(json.dumps(hard_instance().to_json_dict()))
     process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
     time.sleep(8)  # a plan is there after one or two, on a machine with nothing else to do
     assert process.poll() is None, finish(process)
@@ -348,6 +352,19 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     assert "best plan found until then" in err
     assert "makespan" in out
     assert invoke("check", tmp_path / "p.json").exit_code == 0
+
+
+def test_interrupt_of_an_exact_search_ends_cleanly(tmp_path: Path) -> None:
+    """Ctrl-C in the midst of CP-SAT, before it has begun and after: the plan, one line, exit 0, no abort."""
+    (tmp_path / "i.json").write_text(json.dumps(hard_instance().to_json_dict()))
+    for seconds in (1.5, 4.0):
+        process = start("solve", tmp_path / "i.json", "--solver", "cpsat", "--time-limit", 100, "--json")
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        code, out, err = finish(process, timeout=30)
+        assert code in (0, 130), err  # 130: so early that there was no plan
+        assert err.count("\n") == 1
+        assert bool(out) == (code == 0)
 
 
 def test_the_readmes_figures_hold() -> None:

@@ -79,18 +79,18 @@ def test_a_chrome_trace_is_known_for_what_it_is(tmp_path: Path, plan: Plan) -> N
     save_chrome_trace(path, chrome_trace(plan))
     line = refusal("show", path)
     assert "is a Chrome trace, for Perfetto or chrome://tracing to open" in line
-    assert line.endswith("give a plan, an instance or a trace file\n")
-    assert "give a plan file" in refusal("run", path)
+    assert line.endswith("give a plan, an instance or a trace\n")
+    assert "give a plan" in refusal("run", path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("solve", "P"), "is a plan, not an instance: give an instance file"),
-        (("check", "docs/unequal-p4.json"), "is an instance, not a plan: give a plan file"),
+        (("solve", "P"), "is a plan, not an instance: give an instance"),
+        (("check", "docs/unequal-p4.json"), "is an instance, not a plan: give a plan"),
         (("compare", "docs/layers-head.json"), "is a layer profile, not a plan or an instance"),
         (("show", "docs/layers-head.json"), "is a layer profile, not a plan, an instance or a trace"),
-        (("show", "P", "--trace", "P"), "is a plan, not a trace: give a trace file"),
+        (("show", "P", "--trace", "P"), "is a plan, not a trace: give a trace"),
         (("partition", "P", "-p", "2"), "is a plan, not a layer profile"),
         (("bench", "--known", "P"), "is a plan, not known figures"),
     ],
@@ -108,3 +108,37 @@ def test_a_plan_cannot_be_solved_another_way(plan_file: Path) -> None:
     for option, value in (("--memory-cap", "1p"), ("--time-limit", "3"), ("--seed", "0")):
         assert f"leave out {option}" in refusal("compare", plan_file, option, value)
     assert invoke("compare", plan_file).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("steps", "P", "--optimizer", "1e308"), "--optimizer 1e+308: give a time up to 1e+200"),
+        (
+            ("partition", "docs/layers-head.json", "-p", "4", "--hop", "inf"),
+            "--hop inf: give a finite latency",
+        ),
+        (("estimate", "--tflops", "-3"), "--tflops -3: give a positive number"),
+        (("estimate", "--memory-gb", "nan"), "--memory-gb nan: give a positive number"),
+        (("solve", "docs/unequal-p4.json", "--seed", "9" * 26), "'--seed': Input should be less than"),
+        (("solve", "docs/unequal-p4.json", "--gap", "5"), "'--gap': Input should be less than or equal to 1"),
+        (("run", "P", "--save", "P"), "is a file, not a folder: choose another place"),
+        (("run", "P", "--save", "P/deeper"), "is a file, not a folder: choose another place"),
+    ],
+)
+def test_numbers_and_places_that_cannot_be_used_are_refused(
+    plan_file: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    """Before any work is done, with the option as it was typed."""
+    given = [
+        a.replace("P", str(plan_file), 1) if a[:1] == "P" else str(ROOT / a) if a[:5] == "docs/" else a
+        for a in arguments
+    ]
+    assert says in refusal(*given)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, plan: Plan) -> None:
+    """Some editors write one."""
+    path = tmp_path / "i.json"
+    path.write_text("\ufeff" + json.dumps(plan.instance.to_json_dict()), encoding="utf-8")
+    assert invoke("show", path).exit_code == 0

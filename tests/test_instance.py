@@ -138,13 +138,13 @@ def test_files_that_no_reader_can_take_are_named(tmp_path: Path) -> None:
     """Nesting and digits beyond what Python reads, lists and other kinds of file: one line, no traceback."""
     assert "nested too deeply" in refusal(tmp_path, "[" * 100_000)
     assert "thousands of digits" in refusal(tmp_path, '{"num_devices": ' + "9" * 5000 + "}")
-    assert refusal(tmp_path, "[1]") == "not a JSON object: give an instance file"
+    assert refusal(tmp_path, "[1]") == "not a JSON object: give an instance"
     assert refusal(tmp_path, '{"schema": "zbsolve.plan/1"}') == (
-        "is a plan, not an instance: give an instance file"
+        "is a plan, not an instance: give an instance"
     )
     assert refusal(tmp_path, '{"traceEvents": []}').startswith("is a Chrome trace, for Perfetto")
     assert refusal(tmp_path, '{"schema": "zbsolve.instance/9"}') == (
-        "schema: is 'zbsolve.instance/9', not 'zbsolve.instance/1': give an instance file"
+        "schema: is 'zbsolve.instance/9', not 'zbsolve.instance/1': give an instance"
     )
 
 

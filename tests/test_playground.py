@@ -287,7 +287,7 @@ def test_loaded_files_are_instances_or_plans(client: TestClient) -> None:
         ('{"schema": "zbsolve.trace/1"}', "bad.json: is a trace, not an instance or a plan"),
         ('{"schema": "zbsolve.cluster/1"}', "bad.json: is a cluster, not an instance or a plan"),
         ('{"traceEvents": []}', "bad.json: is a Chrome trace"),
-        ("[]", "bad.json: not a JSON object: give an instance or a plan file"),
+        ("[]", "bad.json: not a JSON object: give an instance or a plan"),
         ('{"schema": "zbsolve.plan/1"}', "bad.json: instance: not a JSON object"),
         (json.dumps({**instance.to_json_dict(), "num_devices": 3}), "bad.json: device 2 of 3 holds no stage"),
     ):
@@ -297,7 +297,7 @@ def test_loaded_files_are_instances_or_plans(client: TestClient) -> None:
     for path in ("/api/jobs", "/api/baselines"):
         answer = client.post(path, json={"instance": plan})
         assert answer.status_code == 400
-        assert answer.json()["error"] == "instance: is a plan, not an instance: give an instance file"
+        assert answer.json()["error"] == "instance: is a plan, not an instance: give an instance"
     answer = client.post("/api/instance", content=b" " * 9_000_000, headers=headers)
     assert "more than 8 MB" in answer.json()["error"]
 

@@ -452,7 +452,7 @@ def read_text(path: str | Path, kind: str) -> str:
     """Text of a file, or of standard input for ``-``; ``kind`` (such as "a CSV") is for the error."""
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{path}: cannot be read ({reason}): give {kind} file") from None
@@ -501,20 +501,20 @@ def require_schema(data: Any, where: str, *schemas: str) -> str:
     names = [KINDS[schema] for schema in schemas]
     wanted = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if not isinstance(data, dict):
-        raise InputError(f"{where}: not a JSON object: give {wanted} file")
+        raise InputError(f"{where}: not a JSON object: give {wanted}")
     found = data.get("schema")
     if found in schemas:
         return str(found)
     if "traceEvents" in data:
         raise InputError(
-            f"{where}: is a Chrome trace, for Perfetto or chrome://tracing to open: give {wanted} file"
+            f"{where}: is a Chrome trace, for Perfetto or chrome://tracing to open: give {wanted}"
         )
     if isinstance(found, str) and found in KINDS:
-        raise InputError(f"{where}: is {KINDS[found]}, not {wanted}: give {wanted} file")
+        raise InputError(f"{where}: is {KINDS[found]}, not {wanted}: give {wanted}")
     if "schema" not in data:
         raise InputError(f'{where}: schema: missing: add "schema": "{schemas[0]}"')
     known = " or ".join(map(repr, schemas))
-    raise InputError(f"{where}: schema: is {found!r}, not {known}: give {wanted} file")
+    raise InputError(f"{where}: schema: is {found!r}, not {known}: give {wanted}")
 
 
 def read_document(path: str | Path, schema: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, echo_json, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
 from zbsolve.cli.inputs import (
     JsonOption,
     Placement,
@@ -64,6 +64,8 @@ def advise_command(
             progress=lambda text: update(f"advising: {text}"),
         )
         solved = None if plan is None else _solve(inputs, advice, time_limit)
+    if solved is not None and solved.interrupted:
+        say_interrupted()
     if solved is not None and plan is not None:
         from zbsolve.partition.outcome import runnable_plan
 

@@ -158,6 +158,11 @@ def _global_options(
         raise typer.Exit(InputError.exit_code)
 
 
+def say_interrupted() -> None:
+    """What Ctrl-C left, on stderr: the results that follow are not those of a whole search."""
+    typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
+
+
 def echo_json(data: Any) -> None:
     """JSON data on stdout."""
     typer.echo(json.dumps(data, indent=1))

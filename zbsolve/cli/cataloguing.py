@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -106,12 +107,14 @@ def estimate_command(
     if machine not in estimate.MACHINES:
         raise InputError(f"machine {machine!r} is not known: use one of {', '.join(estimate.MACHINES)}")
     figures = replace(estimate.MACHINES[machine], efficiency=efficiency, latency=latency_us * 1e-6)
-    for name, value, unit in (
-        ("peak", tflops, 1e12),
-        ("memory", memory_gb, 1e9),
-        ("bandwidth", bandwidth_gbs, 1e9),
+    for name, option, value, unit in (
+        ("peak", "--tflops", tflops, 1e12),
+        ("memory", "--memory-gb", memory_gb, 1e9),
+        ("bandwidth", "--bandwidth-gbs", bandwidth_gbs, 1e9),
     ):
         if value is not None:
+            if not 0 < value < math.inf:
+                raise InputError(f"{option} {value:g}: give a positive number")
             figures = replace(figures, **{name: value * unit})
     shape = estimate.Shape(
         layers=layers,
@@ -170,12 +173,15 @@ def steps_command(
 
     The period of a step comes out of the simulation: the makespan with a barrier, the span without.
     """
+    from zbsolve.instance import MOST_TOTAL
     from zbsolve.report.text import steps_table
     from zbsolve.steps import MODES, run_steps, steady_period
 
     for step in failed or ():
         if step >= steps:
             raise InputError(f"--failed {step}: there are steps 0 to {steps - 1}: raise --steps or name one")
+    if optimizer > MOST_TOTAL:
+        raise InputError(f"--optimizer {optimizer:g}: give a time up to {MOST_TOTAL:g}")
     loaded = load_valid_plan(plan)
     schedule = loaded.schedule()
     rows = []

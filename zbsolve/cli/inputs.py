@@ -145,6 +145,19 @@ def check_writable(path: Path | None) -> None:
         raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
 
 
+def check_folder(path: Path | None) -> None:
+    """Refuse a folder to write into that can neither be used nor made."""
+    if path is None:
+        return
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"{path}: {place} is a file, not a folder: choose another place")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{path}: the folder {place} cannot be written: choose another place")
+
+
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -209,7 +222,11 @@ CapOption = Annotated[
 SolverOption = Annotated[
     str, typer.Option(metavar="NAME", help="auto, cpsat, milp, heuristic, or a baseline's name such as 1f1b.")
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Random seed.")]
+# Solvers take seeds of 32 bits, and some count on from the one given.
+SeedOption = Annotated[int, typer.Option(min=0, max=2_000_000_000, help="Random seed.")]
+GapOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Stop when (cost - bound) / cost is this small.")
+]
 PlanOutput = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the plan here.")
 ]

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, echo_json, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
 from zbsolve.cli.inputs import (
+    GapOption,
+    LimitOption,
     Objective,
+    ObjectiveOption,
     Placement,
+    SeedOption,
     check_writable,
     integers,
     placement_names,
@@ -74,10 +78,10 @@ def partition_command(
     layers_per_stage: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="Keep this split, decide the rest.")
     ] = None,
-    objective: Annotated[Objective, typer.Option(help="Cost to minimise.")] = Objective.makespan,
-    time_limit: Annotated[float, typer.Option(metavar="S", help="Seconds to search.")] = 60.0,
-    gap: Annotated[float, typer.Option(min=0.0, help="Stop when the joint gap is this small.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    objective: ObjectiveOption = Objective.makespan,
+    time_limit: LimitOption = 60.0,
+    gap: GapOption = 0.0,
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="I.json", help="Write the instance here.")
     ] = None,
@@ -150,6 +154,8 @@ def _machines(
 
     if not 0 < share < math.inf:
         raise InputError(f"--memory-share {share:g}: give a positive number, such as 0.8")
+    if not hop < math.inf:
+        raise InputError(f"--hop {hop:g}: give a finite latency")
     if name is not None:
         if hop or memory is not None:
             raise InputError("--hop and --memory: the cluster file has them: leave them out with --cluster")
@@ -204,7 +210,10 @@ def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) 
     from zbsolve.partition.search import decide
 
     with status(f"deciding {problem.profile.name} …") as update:
-        return decide(problem, time_limit=time_limit, gap=gap, seed=seed, progress=update)
+        result = decide(problem, time_limit=time_limit, gap=gap, seed=seed, progress=update)
+    if result.interrupted:
+        say_interrupted()
+    return result
 
 
 def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:

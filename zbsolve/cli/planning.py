@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zbsolve.cli.base import command, echo_json, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
 from zbsolve.cli.inputs import (
     CapOption,
+    GapOption,
     InstanceArgument,
     JsonOption,
     LimitOption,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 
 def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
+    """Solve under a spinner that tells how it goes; says so when Ctrl-C ended it."""
     from zbsolve.solver import solve
 
     unit, objective = instance.time_unit, options["objective"]
@@ -46,7 +48,10 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
                 f"bound {progress.bound:.6g}, gap {progress.gap:.2%} ({progress.who})"
             )
 
-        return solve(instance, progress=show, **options)
+        result = solve(instance, progress=show, **options)
+    if result.interrupted:
+        say_interrupted()
+    return result
 
 
 @command("solve")
@@ -57,7 +62,7 @@ def solve_command(
     solver: SolverOption = "auto",
     time_limit: LimitOption = 60.0,
     seed: SeedOption = 0,
-    gap: Annotated[float, typer.Option(min=0.0, help="Stop when (cost - bound) / cost is this small.")] = 0.0,
+    gap: GapOption = 0.0,
     deterministic: Annotated[bool, typer.Option(help="Same seed, same bytes; no wall-clock limits.")] = False,
     output: PlanOutput = None,
     curve: Annotated[
@@ -83,8 +88,6 @@ def solve_command(
         from zbsolve.report.curves import save_search_figure
 
         save_search_figure(curve, result)
-    if result.interrupted:
-        typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
     if as_json:
         typer.echo(result.plan.to_json(), nl=False)
     else:
@@ -181,7 +184,7 @@ def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
     console.print(comparison_table(table, plan))
     console.print(comparison_memory_table(table, plan))
     for change in dict.fromkeys(row.runs_on for row in table.rows if row.runs_on):
-        typer.echo(f"({SHORT[change]}) {change}: the same model cut anew for this schedule")
+        typer.echo(f"({SHORT[change]}) the same model with {change}")
     typer.echo(
         f"{plan.objective} {plan.cost:.6g} {plan.instance.time_unit}: {plan.status}, gap {plan.gap:.3%} "
         f"({plan.bound_proof.method})"

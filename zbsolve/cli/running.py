@@ -19,6 +19,7 @@ from zbsolve.cli.inputs import (
     PlanArgument,
     SeedOption,
     Split,
+    check_folder,
     check_writable,
     integers,
     load_valid_plan,
@@ -198,6 +199,7 @@ def run_command(
     One process per device. Under torchrun use: torchrun … -m zbsolve.runtime.worker P.json
     """
     check_writable(trace_out)
+    check_folder(save)
     require_positive(timeout, "--timeout")
     if not payload_mib < math.inf:
         raise InputError(f"--payload-mib {payload_mib:g}: give a number of MiB")

@@ -66,6 +66,8 @@ class JointResult:
         How many decisions there are.
     examined : int
         How many of them were looked at one by one.
+    interrupted : bool
+        Whether Ctrl-C ended the search early.
     """
 
     problem: DecisionProblem
@@ -76,6 +78,7 @@ class JointResult:
     decisions: int
     examined: int
     seconds: float
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -125,6 +128,7 @@ class JointSearch:
         self.plan: Plan | None = None
         self.decision: Decision | None = None
         self.examined = 0
+        self.interrupted = False
         self.families: list[_Entry] = []
         self.deepest: list[tuple[int, float, int, _Entry]] = []
         self.dive = True
@@ -307,6 +311,7 @@ class JointSearch:
             decisions=count_decisions(problem),
             examined=self.examined,
             seconds=self.time_limit - self.left,
+            interrupted=self.interrupted,
         )
 
     def _step(self, relaxations: dict[Placement, Relaxation]) -> None:
@@ -368,6 +373,7 @@ class JointSearch:
         """Ctrl-C: keep what is known, or pass it on when nothing is."""
         if self.plan is None:
             raise KeyboardInterrupt
+        self.interrupted = True
         self.time_limit = time.monotonic() - self.began
 
     def _statement(self) -> str:
