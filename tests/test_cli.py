@@ -354,17 +354,18 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     assert invoke("check", tmp_path / "p.json").exit_code == 0
 
 
-def test_interrupt_of_an_exact_search_ends_cleanly(tmp_path: Path) -> None:
-    """Ctrl-C in the midst of CP-SAT, before it has begun and after: the plan, one line, exit 0, no abort."""
-    (tmp_path / "i.json").write_text(json.dumps(hard_instance().to_json_dict()))
-    for seconds in (1.5, 4.0):
-        process = start("solve", tmp_path / "i.json", "--solver", "cpsat", "--time-limit", 100, "--json")
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        code, out, err = finish(process, timeout=30)
-        assert code in (0, 130), err  # 130: so early that there was no plan
-        assert err.count("\n") == 1
-        assert bool(out) == (code == 0)
+def test_one_interrupt_ends_a_search_within_a_search(tmp_path: Path) -> None:
+    """Recomputing stages are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
+    hard = hard_instance().with_recomputation()
+    (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
+    process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
+    time.sleep(5)
+    assert process.poll() is None, finish(process)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process, timeout=30)
+    assert code == 0, err
+    assert err == "zbsolve: interrupted: this is the best plan found until then\n"
+    assert invoke("check", tmp_path / "p.json").exit_code == 0
 
 
 def test_the_readmes_figures_hold() -> None:

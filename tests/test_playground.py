@@ -185,17 +185,6 @@ def cancel_after(
     return last, time.monotonic() - asked
 
 
-def test_a_cancelled_solve_with_options_does_not_go_on_without_them(client: TestClient) -> None:
-    """Recomputing stages are first solved as if plain: a cancel then is one of the whole search."""
-    stages = [{"device": d, "t_f": 2.0 + d % 3, "t_b": 2.0, "t_w": 1.0, "t_r": 2.0 + d % 3} for d in range(6)]
-    instance = equal_stages(6, 24).with_changes(stages=stages, t_comm=0.3).with_memory_cap("0.6p")
-    settings = {"instance": instance.to_json_dict(), "time_limit": 40}
-    last, took = cancel_after(client, settings, 2.0)
-    assert last["type"] == "done"
-    assert last["interrupted"]
-    assert took < 10  # half of the limit is for the plain instance, the rest for moves of the whole
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [8.0, 16.0, 24.0, 40.0])
 def test_a_long_search_in_machine_code_ends_when_it_is_cancelled(client: TestClient, seconds: float) -> None:
