@@ -219,6 +219,23 @@ def test_a_ray_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest
         run_sweep(Inputs((profile(),), equal_cluster(2)), [config()], store, ray="local")
 
 
+def test_an_interrupted_command_says_where_the_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C: exit 130, and the store that the next run goes on with."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zbsolve.sweep.run.run_sweep", interrupted)
+    store = str(tmp_path / "s.db")
+    result = CliRunner().invoke(
+        app, ["sweep", "model-small-1b", "--cluster", "cluster-2-mixed", "--batch", "8", "-o", store]
+    )
+    assert result.exit_code == 130
+    assert result.stderr == f"zbsolve: interrupted: {store} has the results so far: repeat to go on\n"
+
+
 def test_command_prints_fronts_and_draws(tmp_path: Path) -> None:
     """Both fronts, how many were found before, and a picture."""
     arguments = ["sweep", "model-small-1b", "--cluster", "cluster-2-mixed", "-o", str(tmp_path / "s.db")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, echo_json, make_console, status
+from zbsolve.cli.base import EXIT_INTERRUPTED, command, echo_json, make_console, status
 from zbsolve.cli.inputs import (
     Placement,
     check_picture,
@@ -104,7 +104,11 @@ def sweep_command(
         def progress(done: int, of: int, config: Config) -> None:
             update(f"sweeping: {done} of {of}, last {config}")
 
-        swept = run_sweep(inputs, configs, opened, jobs=jobs, ray=ray, progress=progress)
+        try:
+            swept = run_sweep(inputs, configs, opened, jobs=jobs, ray=ray, progress=progress)
+        except KeyboardInterrupt:
+            typer.echo(f"zbsolve: interrupted: {store} has the results so far: repeat to go on", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     if figure is not None:
         from zbsolve.report.pareto_figure import save_pareto_figure
 
