@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from zbsolve import cli
+from zbsolve import cli, solver
 from zbsolve.cli import inputs, running
 from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.plan import Plan, load_plan
@@ -352,6 +352,23 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     assert "best plan found until then" in err
     assert "makespan" in out
     assert invoke("check", tmp_path / "p.json").exit_code == 0
+
+
+def test_an_interrupt_while_the_plan_is_made_does_not_cost_it(
+    instance: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C, or one that comes as the search ends: the plan is made and written all the same."""
+    certified = solver._certified
+
+    def interrupted(*arguments: object) -> Plan:
+        os.kill(os.getpid(), signal.SIGINT)
+        return certified(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(solver, "_certified", interrupted)
+    result = invoke("solve", instance, "-o", tmp_path / "p.json", "--solver", "heuristic")
+    assert result.exit_code == 0, result.output
+    assert load_plan(tmp_path / "p.json").makespan == pytest.approx(13)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_one_interrupt_ends_a_search_within_a_search(tmp_path: Path) -> None:

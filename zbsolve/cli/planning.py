@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
     """Solve under a spinner that tells how it goes; says so when Ctrl-C ended it."""
+    from zbsolve.interrupts import one_stops_the_search
     from zbsolve.solver import solve
 
     unit, objective = instance.time_unit, options["objective"]
@@ -48,7 +49,8 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
                 f"bound {progress.bound:.6g}, gap {progress.gap:.2%} ({progress.who})"
             )
 
-        result = solve(instance, progress=show, **options)
+        with one_stops_the_search():
+            result = solve(instance, progress=show, **options)
     if result.interrupted:
         say_interrupted()
     return result

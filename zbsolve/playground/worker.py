@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
 from zbsolve.errors import ZbsolveError
 from zbsolve.instance import parse_instance
-from zbsolve.solver import Progress, result_of, solve
+from zbsolve.interrupts import stop_search
+from zbsolve.solver import Progress, solve
 
 
 def main() -> None:
     """Solve the job and say how it goes; the last line is ``done`` or ``error``."""
-    signal.signal(signal.SIGINT, _stop_search)
+    signal.signal(signal.SIGINT, stop_search)
     job = json.load(sys.stdin)
     last: dict[str, Any]
     try:
@@ -42,17 +42,6 @@ def main() -> None:
     # A signal could cut the long line short (where Python does not buffer), or kill while Python shuts down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say(**last)
-
-
-def _stop_search(_signal: int, frame: FrameType | None) -> None:
-    """Raise ``KeyboardInterrupt`` in a search; not before or after it, nor while one is being handled."""
-    running = set()
-    while frame is not None:
-        running.add(frame.f_code)
-        frame = frame.f_back
-    handled = isinstance(sys.exc_info()[1], KeyboardInterrupt)
-    if solve.__code__ in running and result_of.__code__ not in running and not handled:
-        raise KeyboardInterrupt
 
 
 def _say_progress(progress: Progress) -> None:
