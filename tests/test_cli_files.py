@@ -101,6 +101,17 @@ def test_files_of_another_kind_are_named(plan_file: Path, arguments: tuple[str, 
     assert says in refusal(*given)
 
 
+def test_a_baseline_that_does_not_fit_names_every_device() -> None:
+    """GPipe holds all 8 micro-batches of 110, 160, 130 and 120 MiB: 880, 1280, 1040, 960 of 650."""
+    result = invoke("solve", ROOT / "docs/unequal-p4.json", "--solver", "gpipe")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "zbsolve: gpipe does not fit: device 0 needs 880 MiB, has 650; device 1 needs 1280 MiB, has 650; "
+        "device 2 needs 1040 MiB, has 650; device 3 needs 960 MiB, has 650: raise memory_cap there or choose "
+        "another\n"
+    )
+
+
 def test_a_plan_cannot_be_solved_another_way(plan_file: Path) -> None:
     """Options about solving are refused beside a plan, all in one line; without them it is compared."""
     line = refusal("compare", plan_file, "--objective", "makespan", "--solver", "1f1b")

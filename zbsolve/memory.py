@@ -217,24 +217,26 @@ def _serial_chain(
 
 def require_feasible(instance: Instance) -> None:
     """Raise ``InfeasibleError`` naming every device that cannot hold one micro-batch, its need and cap."""
+    short = shortage(instance, [serial_program(instance, d)[0] for d in range(instance.num_devices)])
+    if short:
+        raise InfeasibleError(
+            f"infeasible: no room for one micro-batch: {short}: raise memory_cap there to what is needed"
+        )
+
+
+def shortage(instance: Instance, needs: Sequence[float]) -> str:
+    """Devices that need more memory than their cap, with both figures; empty where all fit."""
     # Digits enough that what is asked for also fits (Instance.fits grants 1e-9).
     short: dict[tuple[str, str], list[int]] = {}
-    for device in range(instance.num_devices):
-        need, _ = serial_program(instance, device)
+    for device, need in enumerate(needs):
         if not instance.fits(device, need):
             short.setdefault((f"{need:.10g}", f"{instance.cap(device):.10g}"), []).append(device)
-    if not short:
-        return
     unit = instance.memory_unit
-    parts = [
+    return "; ".join(
         f"device {devices[0]} needs {need} {unit}, has {cap}"
         if len(devices) == 1
         else f"devices {_ranges(devices)} need {need} {unit} each, have {cap}"
         for (need, cap), devices in short.items()
-    ]
-    raise InfeasibleError(
-        f"infeasible: no room for one micro-batch: {'; '.join(parts)}: "
-        "raise memory_cap there to what is needed"
     )
 
 

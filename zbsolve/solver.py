@@ -27,8 +27,8 @@ from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, auto
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
-from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, relative_gap
+from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
+from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
 from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule, check
@@ -598,6 +598,9 @@ SOLVERS: dict[str, tuple[Phase, ...]] = {
 
 def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
     timed_on, schedule = BASELINES[name].schedule(instance, objective)
+    short = shortage(timed_on, peaks_of(timed_on, schedule))
+    if short:
+        raise InfeasibleError(f"{name} does not fit: {short}: raise memory_cap there or choose another")
     for violation in check(timed_on, schedule):
         raise InfeasibleError(f"{name} does not fit: {violation.message}")
     return certify(timed_on, schedule, objective, name)
