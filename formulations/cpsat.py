@@ -650,22 +650,23 @@ def solve_interruptibly(
     """
     solver.parameters.catch_sigint_signal = False
     outcome: list[cp_model.CpSolverStatus | BaseException] = []
+    over = threading.Event()  # not the thread's own state: a join that is interrupted takes it for ended
 
     def run() -> None:
         try:
             outcome.append(solver.solve(model, callback))
         except BaseException as error:  # noqa: BLE001  handed to the caller's thread
             outcome.append(error)
+        over.set()
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
     try:
-        while thread.is_alive():
-            thread.join(0.1)  # with a time limit: only then do signals get through
+        thread.start()
+        while not over.wait(0.1):  # with a time limit: only then do signals get through
+            pass
     except KeyboardInterrupt:
-        while thread.is_alive():
+        while thread.ident is not None and not over.wait(0.1):
             solver.stop_search()  # lost when the search has not begun yet: asked again
-            thread.join(0.1)
         raise
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from zbsolve.advise import Advice, advise, percent
+from zbsolve.advise import Advice, Candidate, advise
 from zbsolve.cli import app
 from zbsolve.cluster import Cluster, DeviceGroup, Link, equal_cluster
 from zbsolve.errors import InfeasibleError
 from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.plan import check_plan, load_plan
-from zbsolve.sweep.grid import Inputs
+from zbsolve.report.advice_text import candidate_table, summary_lines
+from zbsolve.report.text import percent
+from zbsolve.sweep.grid import Config, Inputs, Outcome
 
 
 def equal_layers(count: int, **changes: float) -> LayerProfile:
@@ -44,7 +47,7 @@ def test_a_pipeline_where_it_does_not_fit() -> None:
     advice = advise(Inputs((equal_layers(8),), equal_cluster(2, memory=30.0)), 16)
     assert (advice.best.config.p, advice.best.config.d) == (2, 1)
     assert "takes about 40 MiB, a device has 30" in reason(advice, "no pipeline")
-    assert "(p-1)/m = 6.2%" in reason(advice, "m = B")
+    assert "(p-1)/m = 6.25%" in reason(advice, "m = B")
     assert "W is 50% of the backward" in reason(advice, "B and W apart")
 
 
@@ -76,9 +79,35 @@ def test_recomputation_where_nothing_fits_without() -> None:
         advise(Inputs((layers,), equal_cluster(2, memory=4.0)), 4)
 
 
-def test_percent_has_no_minus_zero() -> None:
-    """Rounding to zero shows no sign."""
-    assert [percent(x) for x in (-0.0001, 0.0, 0.123, -0.02)] == ["0.0%", "0.0%", "12.3%", "-2.0%"]
+def test_percent_is_zero_only_where_it_is() -> None:
+    """Two decimals, more where those would be a zero; what float64 leaves of zero has no sign."""
+    shown = {0.0: "0.00%", -1e-16: "0.00%", 0.123: "12.30%", -0.02: "-2.00%", 3e-4: "0.03%"}
+    shown |= {3e-5: "0.003%", -4.9e-5: "-0.005%", 5e-5: "0.01%", 2e-7: "0.00002%"}
+    assert {share: percent(share) for share in shown} == shown
+
+
+def test_the_summary_and_the_table_give_one_gap(tmp_path: Path) -> None:
+    """A step of 10000 over a bound of 9997 is 0.03 % in both; over its own bound it is the best."""
+    config = Config(1, 2, "linear", 1, 8, 1.0, "solved")
+    outcome = Outcome("ok", step=10_000.0, per_sample=625.0, lower_bound=9_997.0, layers_per_stage=(8,))
+    found = Candidate(config, outcome)
+    advice = Advice(found, None, (), (), (found,))
+    assert "proven within 0.03% of the best for these choices" in summary_lines(advice, "ms", "MiB")[1]
+    [gap] = list(candidate_table(advice, "ms", "MiB").columns[9].cells)
+    assert gap == "0.03%"
+    proven = Advice(Candidate(config, replace(outcome, lower_bound=10_000.0)), None, (), (), ())
+    assert "proven the best for these choices" in summary_lines(proven, "ms", "MiB")[1]
+
+
+def test_a_batch_that_cannot_be_dealt_out_says_so() -> None:
+    """3 samples in micro-batches of 2 over 1, 2 or 4 replicas: a multiple of 2, 4 or 8 is wanted."""
+    command = ["advise", "model-small-1b", "--cluster", "cluster-4-workstation", "--batch", "3", "-b", "2"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "zbsolve: no configuration is left: a batch of 3 is no multiple of micro-batch size x replicas "
+        "(2, 4, 8): change the batch, or the micro-batch size (-b)\n"
+    )
 
 
 def test_command_writes_the_plan_and_prints_reasons(tmp_path: Path) -> None:

@@ -100,8 +100,14 @@ def test_rules_are_stated_when_a_schedule_does_not_apply() -> None:
     """Placement and m that a schedule does not allow are refused with the rule."""
     with pytest.raises(InputError, match="linear placement"):
         BASELINES["1f1b"].orders(equal_stages(2, 2, placement="v"))
-    with pytest.raises(InputError, match="multiple of N"):
-        BASELINES["interleaved"].orders(equal_stages(2, 3, placement="loop").with_fused_backward())
+    loop = equal_stages(2, 9, placement="loop").with_fused_backward()
+    # N = p = 2 does not divide 9: 3 and 9 do.
+    with pytest.raises(InputError, match=r"p is 2, m is 9, N is 2: use interleaved:N with N = 3 or 9"):
+        BASELINES["interleaved"].orders(loop)
+    with pytest.raises(InputError, match=r"in a row through each chunk .* m is 9, N is 10"):
+        BASELINES["interleaved:10"].orders(loop)
+    with pytest.raises(InputError, match="as many micro-batches as devices: m is 3, p is 4"):
+        BASELINES["interleaved"].orders(equal_stages(4, 3, placement="loop").with_fused_backward())
     names = {baseline.name for baseline in applicable(equal_stages(2, 2, placement="v"))}
     assert names == {"naive", "gpipe", "gpipe-r", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"}
 

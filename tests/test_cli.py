@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from zbsolve import cli
+from zbsolve import cli, solver
 from zbsolve.cli import inputs, running
-from zbsolve.instance import equal_stages, load_instance
+from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.plan import Plan, load_plan
 from zbsolve.simulator import simulate
 from zbsolve.solver import certify, solve
@@ -111,10 +111,18 @@ def test_help_answers_in_under_300_ms_of_processor_time() -> None:
     ],
 )
 def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
-    """Bad usage never ends in a traceback."""
+    """Bad usage is one line that says where the help is."""
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert "Traceback" not in result.output
+    assert one_line(result).endswith(" --help\n")
+    assert result.stdout == ""
+
+
+def test_no_command_is_the_help(instance: Path) -> None:
+    """The commands on stderr, exit 2: nothing was asked for."""
+    result = invoke()
+    assert result.exit_code == 2
+    assert result.stderr == invoke("--help").stdout
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
@@ -139,7 +147,7 @@ def test_profile_refuses_a_bad_cap_before_it_measures(
     monkeypatch.setattr(running, "load_runtime", lambda: pytest.fail("loaded the runtime"))
     result = invoke("profile", "gpt", "-o", tmp_path / "x.json", "--memory-cap", "abc")
     assert result.exit_code == 2
-    assert "--memory-cap abc" in one_line(result)
+    assert "memory cap 'abc'" in one_line(result)
 
 
 def test_too_large_for_memory_exits_3(instance: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +215,14 @@ def test_memory_cap_option(instance: Path) -> None:
         assert json.loads(result.stdout)["instance"]["memory_cap"] == expected
     result = invoke("solve", instance, "--memory-cap", "lots")
     assert result.exit_code == 2
-    assert "--memory-cap lots" in one_line(result)
+    assert "memory cap 'lots'" in one_line(result)
 
 
 def test_infeasible_cap_exits_1_and_names_the_device(instance: Path) -> None:
-    """The answer is no: device 0 needs 1 and has 0.5."""
+    """The answer is no: both devices need 1 and have 0.5."""
     result = invoke("solve", instance, "--memory-cap", "0.5")
     assert result.exit_code == 1
-    line = one_line(result)
-    assert "device 0 needs 1 MiB" in line
-    assert "has 0.5" in line
+    assert "devices 0-1 need 1 MiB each, have 0.5" in one_line(result)
 
 
 def test_solve_says_when_1f1b_does_not_fit(instance: Path) -> None:
@@ -325,14 +331,18 @@ def test_interrupt_with_nothing_to_keep_exits_130(instance: Path, monkeypatch: p
     assert one_line(result) == "zbsolve: interrupted\n"
 
 
-def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
-    """Ctrl-C during a long search writes the best plan found until then and exits 0."""
+def hard_instance() -> Instance:
+    """Eight unequal stages under a tight cap: not closed in seconds."""
     stages = [
         {"device": d, "t_f": 10.0 + 3.7 * (d % 3), "t_b": 11.0 + 2.9 * (d % 4), "t_w": 7.0 + 1.3 * (d % 2)}
         for d in range(8)
     ]
-    hard = equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
-    (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
+    return equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
+
+
+def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
+    """Ctrl-C during a long search writes the best plan found until then and exits 0."""
+    (tmp_path / "i.json").write_text(json.dumps(hard_instance().to_json_dict()))
     process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
     time.sleep(8)  # a plan is there after one or two, on a machine with nothing else to do
     assert process.poll() is None, finish(process)
@@ -341,6 +351,37 @@ def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
     assert code == 0, err
     assert "best plan found until then" in err
     assert "makespan" in out
+    assert invoke("check", tmp_path / "p.json").exit_code == 0
+
+
+def test_an_interrupt_while_the_plan_is_made_does_not_cost_it(
+    instance: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C, or one that comes as the search ends: the plan is made and written all the same."""
+    certified = solver._certified
+
+    def interrupted(*arguments: object) -> Plan:
+        os.kill(os.getpid(), signal.SIGINT)
+        return certified(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(solver, "_certified", interrupted)
+    result = invoke("solve", instance, "-o", tmp_path / "p.json", "--solver", "heuristic")
+    assert result.exit_code == 0, result.output
+    assert load_plan(tmp_path / "p.json").makespan == pytest.approx(13)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_interrupt_ends_a_search_within_a_search(tmp_path: Path) -> None:
+    """Recomputing stages are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
+    hard = hard_instance().with_recomputation()
+    (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
+    process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
+    time.sleep(5)
+    assert process.poll() is None, finish(process)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process, timeout=30)
+    assert code == 0, err
+    assert err == "zbsolve: interrupted: this is the best plan found until then\n"
     assert invoke("check", tmp_path / "p.json").exit_code == 0
 
 

@@ -132,7 +132,7 @@ def test_surplus_layers_and_v_placement() -> None:
         (["--layers", "4"], "4 layers for 8 stages"),
         (["--machine", "abacus"], "machine 'abacus' is not known"),
         (["--efficiency", "2"], "efficiency is 2"),
-        (["--tflops", "0"], "peak is 0"),
+        (["--tflops", "0"], "--tflops 0: give a positive number"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(options: list[str], words: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -378,3 +381,18 @@ def test_windows_never_lose_and_keep_the_rest_in_order(instance: Instance, data:
     for before, after in zip(warm.orders, result.orders, strict=True):
         kept = [task for task in before if task not in free]
         assert [task for task in after if task in kept] == kept
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+def test_an_interrupt_leaves_no_search_behind() -> None:
+    """Ctrl-C in the midst of CP-SAT: the exception comes when its threads have ended."""
+    stages = [{"device": d, "t_f": 10.0 + 3.7 * (d % 3), "t_b": 11.0 + d % 4, "t_w": 7.0} for d in range(8)]
+    hard = equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
+    before = set(os.listdir("/proc/self/task"))
+    threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        solve_cpsat(hard, "makespan", time_limit=40)
+    ended = time.monotonic()
+    while set(os.listdir("/proc/self/task")) - before:
+        assert time.monotonic() - ended < 1  # Python's own may still be closing
+        time.sleep(0.05)

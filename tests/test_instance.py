@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from hypothesis import given, settings
 
 from tests.strategies import small_instances
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages, load_instance, make_instance, parse_instance, place
+from zbsolve.instance import (
+    KINDS,
+    Instance,
+    equal_stages,
+    load_instance,
+    make_instance,
+    parse_instance,
+    place,
+)
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -129,10 +138,23 @@ def test_files_that_no_reader_can_take_are_named(tmp_path: Path) -> None:
     """Nesting and digits beyond what Python reads, lists and other kinds of file: one line, no traceback."""
     assert "nested too deeply" in refusal(tmp_path, "[" * 100_000)
     assert "thousands of digits" in refusal(tmp_path, '{"num_devices": ' + "9" * 5000 + "}")
-    assert refusal(tmp_path, "[1]") == "not a JSON object: give an instance file"
+    assert refusal(tmp_path, "[1]") == "not a JSON object: give an instance"
     assert refusal(tmp_path, '{"schema": "zbsolve.plan/1"}') == (
-        "schema: is 'zbsolve.plan/1', not 'zbsolve.instance/1': give an instance file"
+        "is a plan, not an instance: give an instance"
     )
+    assert refusal(tmp_path, '{"traceEvents": []}').startswith("is a Chrome trace, for Perfetto")
+    assert refusal(tmp_path, '{"schema": "zbsolve.instance/9"}') == (
+        "schema: is 'zbsolve.instance/9', not 'zbsolve.instance/1': give an instance"
+    )
+
+
+def test_every_kind_of_file_has_a_name() -> None:
+    """Each schema that the code names is in the table from which errors take what a file holds."""
+    root = Path(__file__).parent.parent
+    sources = [*root.glob("zbsolve/**/*.py"), *root.glob("runtime/*.py")]
+    named = {schema for path in sources for schema in re.findall(r"zbsolve\.\w+/\d+", path.read_text())}
+    assert len(named) > 9
+    assert named == set(KINDS)
 
 
 def test_sums_that_leave_the_floats_are_refused(tmp_path: Path) -> None:
@@ -192,7 +214,7 @@ def test_memory_caps_by_name() -> None:
     assert instance.with_memory_cap(3).memory_cap == 3
     assert instance.with_memory_cap("none").memory_cap is None
     for text in ("p", "-1p", "lots", "nan", "infp"):
-        with pytest.raises(InputError, match=f"--memory-cap {text}: give a number"):
+        with pytest.raises(InputError, match=f"memory cap '{text}': give a number"):
             instance.with_memory_cap(text)
 
 

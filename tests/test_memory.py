@@ -140,11 +140,32 @@ def test_least_peak_of_a_v_by_hand() -> None:
 
 
 def test_what_cannot_run_is_named() -> None:
-    """p = 4, cap 0: device 0 needs 1 and has 0; static memory counts."""
-    with pytest.raises(InfeasibleError, match=r"device 0 needs 1 MiB .*, has 0") as caught:
+    """p = 4, cap 0: every device needs 1 and has 0; static memory counts."""
+    with pytest.raises(InfeasibleError, match=r"devices 0-3 need 1 MiB each, have 0: raise") as caught:
         require_feasible(equal_stages(4, 3, memory_cap=0.0))
     assert caught.value.exit_code == 1
     capped = equal_stages(2, 3, memory_cap=[9.0, 3.0]).with_changes(static_mem=[1.0, 2.5])
-    with pytest.raises(InfeasibleError, match=r"device 1 needs 3\.5 .* has 3: raise memory_cap"):
+    with pytest.raises(InfeasibleError, match=r"device 1 needs 3\.5 MiB, has 3: raise memory_cap"):
         require_feasible(capped)
     require_feasible(capped.with_changes(memory_cap=[9.0, 3.5]))
+
+
+def test_every_device_that_cannot_run_is_named_with_its_own_figures() -> None:
+    """Static memory of 2 0 0 4 0 0 0 over caps of 1: device 0 needs 3, device 3 needs 5, 5 fits in its 2."""
+    caps = [1.0, 0.5, 0.5, 1.0, 0.5, 2.0, 0.5]
+    capped = equal_stages(7, 3, memory_cap=caps).with_changes(static_mem=[2.0, 0, 0, 4.0, 0, 0, 0])
+    with pytest.raises(InfeasibleError) as caught:
+        require_feasible(capped)
+    assert (
+        "device 0 needs 3 MiB, has 1; devices 1-2, 4, 6 need 1 MiB each, have 0.5; "
+        "device 3 needs 5 MiB, has 1: raise"
+    ) in str(caught.value)
+
+
+def test_the_need_that_is_named_is_enough() -> None:
+    """1/3 + 1e6 in ten digits is not less than needed by more than the caps' tolerance."""
+    tight = equal_stages(1, 1, mem_b=1e6 + 1 / 3, memory_cap=1e6)
+    with pytest.raises(InfeasibleError) as caught:
+        require_feasible(tight)
+    named = float(str(caught.value).split("needs ")[1].split()[0])
+    require_feasible(tight.with_changes(memory_cap=named))

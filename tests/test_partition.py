@@ -127,6 +127,9 @@ def test_joint_command_writes_instance_plan_and_decision(tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
     assert "layers per stage 4,4,4,1" in result.stdout
     assert "the joint plan against it: 20.0% of the step" in result.stdout  # the even split's 130
+    # What was closed because it cannot be better is not "open": 0 is left to say nothing is proven about.
+    assert "none of them all costs less than the plan" in result.stdout
+    assert "open" not in result.stdout
     plan, decision = load_plan(paths["plan"]), json.loads(paths["decision"].read_text())
     assert plan.instance == load_instance(paths["instance"])
     assert (decision["cost"], decision["lower_bound"], decision["status"]) == (104, 104, "optimal")

@@ -262,9 +262,7 @@ def test_a_bad_plan_file_is_refused_in_one_line(tmp_path: Path) -> None:
     bad_stage["instance"]["stages"][1]["t_f"] = -1
     assert refuse(bad_stage).startswith("instance: stages[1].t_f: ")
     assert refuse({**good, "lower_bound": float("nan")}).startswith("lower_bound: ")
-    assert refuse({"schema": "zbsolve.instance/1"}) == (
-        "schema: is 'zbsolve.instance/1', not 'zbsolve.plan/1': give a plan file"
-    )
+    assert refuse({"schema": "zbsolve.instance/1"}) == ("is an instance, not a plan: give a plan")
 
 
 def test_tampering_is_found() -> None:

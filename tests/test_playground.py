@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,62 @@ def test_a_cancelled_solve_keeps_its_best_plan(client: TestClient) -> None:
     assert client.get(f"/api/jobs/{key}/files/plan.json").status_code == 200
 
 
+def cancel_after(
+    client: TestClient, settings: dict[str, Any], seconds: float
+) -> tuple[dict[str, Any], float]:
+    """Let a solve run so long, cancel it: its last line, and how long that took to come."""
+    key = client.post("/api/jobs", json=settings).json()["key"]
+    board = client.app.state.board  # type: ignore[attr-defined]
+    while not any(line["seconds"] for line in board.get(key).lines):
+        time.sleep(0.05)  # its own clock starts when the libraries are loaded
+    time.sleep(seconds)
+    assert board.get(key).running, board.get(key).lines[-1]
+    asked = time.monotonic()
+    client.post(f"/api/jobs/{key}/cancel", json={})
+    last = events(client, key)[-1]
+    return last, time.monotonic() - asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [8.0, 16.0, 24.0, 40.0])
+def test_a_long_search_in_machine_code_ends_when_it_is_cancelled(client: TestClient, seconds: float) -> None:
+    """In policy search, in both annealings and in CP-SAT, 60 s allowed: soon, and with the best plan."""
+    hard = {"p": 8, "m": 32, "placement": "v", "t_b": 1.3, "t_w": 0.7, "t_comm": 0.1, "cap": "0.8p"}
+    last, took = cancel_after(client, {**hard, "time_limit": 60}, seconds)
+    assert last["type"] == "done"
+    assert last["interrupted"]
+    assert 0 < last["gap"] < 0.1
+    assert took < 4.5  # 0.1 to 2 s with nothing else to do; while CP-SAT presolves on a busy machine 3.3
+
+
+def test_a_search_that_is_interrupted_again_and_again_keeps_its_plan() -> None:
+    """A signal every 10 ms from before the search to after its end: one stops it, none does more."""
+    order = {
+        "instance": Settings(**{**HARD, "m": 24}).to_instance().to_json_dict(),
+        "objective": "makespan",
+        "solver": "auto",
+        "time_limit": 60,
+    }
+    command = [sys.executable, "-m", "zbsolve.playground.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(order))
+        process.stdin.close()
+        first = json.loads(process.stdout.readline())
+        assert first["type"] == "progress"
+        with ThreadPoolExecutor(1) as pool:
+            rest = pool.submit(process.stdout.read)
+            while process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.01)
+        last = json.loads(rest.result().splitlines()[-1])
+    assert (last["type"], last["interrupted"]) == ("done", True)
+    assert process.returncode == 0
+
+
 def test_only_a_few_solves_run_at_once_and_closing_ends_them() -> None:
     """The third is refused in one line; when the server ends, no process is left."""
     with TestClient(create_app(), base_url="http://127.0.0.1") as client:
@@ -191,10 +248,14 @@ def test_what_cannot_be_solved_says_why(client: TestClient) -> None:
     key = client.post("/api/jobs", json={"cap": "0"}).json()["key"]
     [line] = events(client, key)
     assert line["type"] == "error"
-    assert "device 0 needs 1 MiB" in line["message"]
+    assert "devices 0-3 need 1 MiB each, have 0" in line["message"]
     assert client.get(f"/api/jobs/{key}/page").status_code == 400
-    key = client.post("/api/jobs", json={"solver": "magic"}).json()["key"]
-    assert "solver 'magic' is not known" in events(client, key)[-1]["message"]
+    refused = client.post("/api/jobs", json={"solver": "magic"})
+    assert refused.status_code == 400
+    assert "solver 'magic' is not known: use one of auto, " in refused.json()["error"]
+    refused = client.post("/api/jobs", json={"cap": "lots"})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("memory cap 'lots': give a number of memory units")
     assert client.get("/api/jobs/nothing/events").json() == {
         "error": "this solve is no longer kept: start it again"
     }
@@ -211,12 +272,21 @@ def test_loaded_files_are_instances_or_plans(client: TestClient) -> None:
     for text, message in (
         ("{", "not JSON"),
         ("[" * 5000, "nested too deeply"),
-        ("{}", "bad.json: "),
+        ("{}", "bad.json: schema: missing"),
+        ('{"schema": "zbsolve.trace/1"}', "bad.json: is a trace, not an instance or a plan"),
+        ('{"schema": "zbsolve.cluster/1"}', "bad.json: is a cluster, not an instance or a plan"),
+        ('{"traceEvents": []}', "bad.json: is a Chrome trace"),
+        ("[]", "bad.json: not a JSON object: give an instance or a plan"),
+        ('{"schema": "zbsolve.plan/1"}', "bad.json: instance: not a JSON object"),
         (json.dumps({**instance.to_json_dict(), "num_devices": 3}), "bad.json: device 2 of 3 holds no stage"),
     ):
         answer = client.post("/api/instance?name=bad.json", content=text, headers=headers)
         assert answer.status_code == 400
         assert message in answer.json()["error"]
+    for path in ("/api/jobs", "/api/baselines"):
+        answer = client.post(path, json={"instance": plan})
+        assert answer.status_code == 400
+        assert answer.json()["error"] == "instance: is a plan, not an instance: give an instance"
     answer = client.post("/api/instance", content=b" " * 9_000_000, headers=headers)
     assert "more than 8 MB" in answer.json()["error"]
 

@@ -45,8 +45,11 @@ def test_the_global_batch_gives_the_microbatches_where_it_is_whole() -> None:
     grid = Grid(p=(1, 2, 4), d=(1, 2), microbatch_sizes=(1, 3), global_batch=16)
     found = [(c.p, c.d, c.microbatch_size, c.m) for c in grid.configs(equal_cluster(4))]
     assert found == [(1, 1, 1, 16), (1, 2, 1, 8), (2, 1, 1, 16), (2, 2, 1, 8), (4, 1, 1, 16)]
-    with pytest.raises(InputError, match="no configuration is left"):
+    with pytest.raises(InputError, match="is left: 8 pipeline devices x 1 replicas are more"):
         Grid(p=(8,), global_batch=16).configs(equal_cluster(4))
+    # d = 2 does not fit beside p = 4: only micro-batches of 3 and 5 are in the way of 16.
+    with pytest.raises(InputError, match=r"a batch of 16 is no multiple .* \(3, 5\)"):
+        Grid(p=(4,), d=(1, 2), microbatch_sizes=(3, 5), global_batch=16).configs(equal_cluster(4))
     with pytest.raises(InputError, match="either"):
         Grid(p=(1,)).configs(equal_cluster(4))
 
@@ -214,6 +217,23 @@ def test_a_ray_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ray", None)
     with Store(tmp_path / "s.db") as store, pytest.raises(EnvironmentFailedError, match=r"zbsolve\[ray\]"):
         run_sweep(Inputs((profile(),), equal_cluster(2)), [config()], store, ray="local")
+
+
+def test_an_interrupted_command_says_where_the_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C: exit 130, and the store that the next run goes on with."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zbsolve.sweep.run.run_sweep", interrupted)
+    store = str(tmp_path / "s.db")
+    result = CliRunner().invoke(
+        app, ["sweep", "model-small-1b", "--cluster", "cluster-2-mixed", "--batch", "8", "-o", store]
+    )
+    assert result.exit_code == 130
+    assert result.stderr == f"zbsolve: interrupted: {store} has the results so far: repeat to go on\n"
 
 
 def test_command_prints_fronts_and_draws(tmp_path: Path) -> None:

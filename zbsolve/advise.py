@@ -21,6 +21,7 @@ from zbsolve.errors import InfeasibleError
 from zbsolve.partition.layers import Keep
 from zbsolve.partition.outcome import even_decision, even_plan
 from zbsolve.partition.problem import DecisionProblem, Placement
+from zbsolve.report.text import percent
 from zbsolve.sweep.grid import Config, Grid, Inputs, Outcome, evaluate
 
 # How many rivals are costed again under other circumstances.
@@ -174,11 +175,6 @@ def _simplicity(candidate: Candidate) -> tuple[int, bool, bool, float]:
     """Fewer pipeline devices, one chunk each, nothing recomputed."""
     config = candidate.config
     return config.p, config.placement != "linear", config.recompute, candidate.outcome.per_sample
-
-
-def percent(share: float) -> str:
-    """A share in per cent, without a minus before zero."""
-    return f"{share + 0.0 if abs(share) >= 0.0005 else 0.0:.1%}"
 
 
 # --- reasons --------------------------------------------------------------------------------------------

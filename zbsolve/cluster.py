@@ -225,7 +225,7 @@ def equal_cluster(
 
 def load_cluster(path: str | Path) -> Cluster:
     """Read and validate a cluster file."""
-    data = read_document(path, SCHEMA, "a cluster")
+    data = read_document(path, SCHEMA)
     try:
         return Cluster.model_validate(data)
     except ValidationError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from zbsolve.errors import InputError
 
@@ -54,6 +56,11 @@ def is_special(path: Path) -> bool:
 def write_text_atomically(path: str | Path, text: str) -> None:
     """Write UTF-8 text, whole or not at all."""
     write_atomically(path, lambda temporary: _write(temporary, text))
+
+
+def write_json_atomically(path: str | Path, data: Any) -> None:
+    """Write JSON data for a person to read, whole or not at all."""
+    write_text_atomically(path, json.dumps(data, indent=1) + "\n")
 
 
 def _write(path: Path, text: str) -> None:

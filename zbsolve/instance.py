@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -391,7 +392,7 @@ def _positive_number(text: str, given: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise InputError(
-            f"--memory-cap {given}: give a number of memory units, a multiple of 1F1B's memory such as "
+            f"memory cap {given!r}: give a number of memory units, a multiple of 1F1B's memory such as "
             "1p, 2p or 0.75p, or none"
         )
     return value
@@ -447,14 +448,19 @@ _OWN_WORDS = {
 _UNION_BRANCHES = {"float", "int", "str", "none", "nullable"}
 
 
-def read_json(path: str | Path) -> Any:
-    """JSON data of a file; duplicate keys, NaN and bad syntax are errors that name the place."""
-    path = Path(path)
+def read_text(path: str | Path, kind: str) -> str:
+    """Text of a file, or of standard input for ``-``; ``kind`` (such as "a CSV") is for the error."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        return data.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{path}: cannot be read ({reason}): give a JSON file") from None
+        raise InputError(f"{path}: cannot be read ({reason}): give {kind} file") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """JSON data of a file; duplicate keys, NaN and bad syntax are errors that name the place."""
+    text = read_text(path, "a JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
@@ -474,21 +480,53 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"{path}: is nested too deeply for a file of zbsolve: give another") from None
 
 
-def read_document(path: str | Path, schema: str, kind: str) -> Any:
-    """JSON data of a file that says it has ``schema``; ``kind`` (such as "an instance") is for the error."""
-    data = read_json(path)
+# What the files of this package hold, by their schema: for the error about one in another's place.
+KINDS = {
+    SCHEMA: "an instance",
+    "zbsolve.plan/1": "a plan",
+    "zbsolve.trace/1": "a trace",
+    "zbsolve.layers/1": "a layer profile",
+    "zbsolve.cluster/1": "a cluster",
+    "zbsolve.decision/1": "a decision",
+    "zbsolve.comparison/1": "a comparison",
+    "zbsolve.advice/1": "an advice",
+    "zbsolve.bench/1": "a benchmark's result",
+    "zbsolve.checkpoint/1": "a part of a checkpoint",
+    "zbsolve.known/1": "known figures",
+}
+
+
+def require_schema(data: Any, where: str, *schemas: str) -> str:
+    """The schema of JSON data, one of ``schemas``; the error says what the data are instead."""
+    names = [KINDS[schema] for schema in schemas]
+    wanted = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if not isinstance(data, dict):
-        raise InputError(f"{path}: not a JSON object: give {kind} file")
+        raise InputError(f"{where}: not a JSON object: give {wanted}")
+    found = data.get("schema")
+    if found in schemas:
+        return str(found)
+    if "traceEvents" in data:
+        raise InputError(
+            f"{where}: is a Chrome trace, for Perfetto or chrome://tracing to open: give {wanted}"
+        )
+    if isinstance(found, str) and found in KINDS:
+        raise InputError(f"{where}: is {KINDS[found]}, not {wanted}: give {wanted}")
     if "schema" not in data:
-        raise InputError(f'{path}: schema: missing: add "schema": "{schema}"')
-    if data["schema"] != schema:
-        raise InputError(f"{path}: schema: is {data['schema']!r}, not {schema!r}: give {kind} file")
+        raise InputError(f'{where}: schema: missing: add "schema": "{schemas[0]}"')
+    known = " or ".join(map(repr, schemas))
+    raise InputError(f"{where}: schema: is {found!r}, not {known}: give {wanted}")
+
+
+def read_document(path: str | Path, schema: str) -> Any:
+    """JSON data of a file that says it has ``schema``."""
+    data = read_json(path)
+    require_schema(data, str(path), schema)
     return data
 
 
 def load_instance(path: str | Path) -> Instance:
     """Read and validate an instance file."""
-    return parse_instance(read_document(path, SCHEMA, "an instance"), str(path))
+    return parse_instance(read_document(path, SCHEMA), str(path))
 
 
 def equal_stages(

@@ -17,12 +17,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zbsolve.errors import EnvironmentFailedError
-from zbsolve.files import write_text_atomically
-from zbsolve.instance import Instance, raise_first, read_json
+from zbsolve.files import write_json_atomically
+from zbsolve.instance import Instance, raise_first, read_document
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof
 
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Objective = Literal["makespan", "span"]
+
+SCHEMA = "zbsolve.known/1"
 
 # Published rates have four decimals, published costs three.
 RATE_ROUNDING = 0.5e-4
@@ -118,15 +120,14 @@ def shipped_path() -> Path:
 def load_known(path: Path) -> Known:
     """Read and validate the file."""
     try:
-        return Known.model_validate(read_json(path))
+        return Known.model_validate(read_document(path, SCHEMA))
     except ValidationError as error:
         raise_first(error, str(path))
 
 
 def save_known(path: Path, known: Known) -> None:
     """Write the file, whole or not at all."""
-    data = known.model_dump(by_alias=True, exclude_none=True)
-    write_text_atomically(path, json.dumps(data, indent=1) + "\n")
+    write_json_atomically(path, known.model_dump(by_alias=True, exclude_none=True))
 
 
 class Claim(NamedTuple):

@@ -216,11 +216,36 @@ def _serial_chain(
 
 
 def require_feasible(instance: Instance) -> None:
-    """Raise ``InfeasibleError`` naming the first device that cannot hold one micro-batch, and its need."""
-    for device in range(instance.num_devices):
-        need, _ = serial_program(instance, device)
+    """Raise ``InfeasibleError`` naming every device that cannot hold one micro-batch, its need and cap."""
+    short = shortage(instance, [serial_program(instance, d)[0] for d in range(instance.num_devices)])
+    if short:
+        raise InfeasibleError(
+            f"infeasible: no room for one micro-batch: {short}: raise memory_cap there to what is needed"
+        )
+
+
+def shortage(instance: Instance, needs: Sequence[float]) -> str:
+    """Devices that need more memory than their cap, with both figures; empty where all fit."""
+    # Digits enough that what is asked for also fits (Instance.fits grants 1e-9).
+    short: dict[tuple[str, str], list[int]] = {}
+    for device, need in enumerate(needs):
         if not instance.fits(device, need):
-            raise InfeasibleError(
-                f"infeasible: device {device} needs {need:g} {instance.memory_unit} to hold one micro-batch, "
-                f"has {instance.cap(device):g}: raise memory_cap there to at least {need:g}"
-            )
+            short.setdefault((f"{need:.10g}", f"{instance.cap(device):.10g}"), []).append(device)
+    unit = instance.memory_unit
+    return "; ".join(
+        f"device {devices[0]} needs {need} {unit}, has {cap}"
+        if len(devices) == 1
+        else f"devices {_ranges(devices)} need {need} {unit} each, have {cap}"
+        for (need, cap), devices in short.items()
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: 0-3, 5."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

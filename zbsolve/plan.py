@@ -249,13 +249,17 @@ def _action_json(action: Action) -> dict[str, Any]:
 
 def load_plan(path: str | Path) -> Plan:
     """Read a plan file; the format is validated here, the rules by :func:`check_plan`."""
-    data = read_document(path, SCHEMA, "a plan")
-    if isinstance(data.get("instance"), dict):
-        data = {**data, "instance": parse_instance(data["instance"], f"{path}: instance")}
+    return parse_plan(read_document(path, SCHEMA), str(path))
+
+
+def parse_plan(data: Any, where: str) -> Plan:
+    """Validate JSON data. ``where`` (a file name) begins the error line."""
+    if isinstance(data, dict) and isinstance(data.get("instance"), dict):
+        data = {**data, "instance": parse_instance(data["instance"], f"{where}: instance")}
     try:
         return Plan.model_validate(data)
     except ValidationError as error:
-        raise_first(error, str(path))
+        raise_first(error, where)
 
 
 # --- lowering ----------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, auto
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
-from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, relative_gap
+from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
+from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
 from zbsolve.recompute import fold, unfold
 from zbsolve.schedule import Schedule, check
@@ -188,11 +188,9 @@ def solve(
     """
     if not 0 < time_limit < math.inf:
         raise InputError(f"time limit {time_limit:g}: give a positive number of seconds")
+    require_known(solver)
     if solver in BASELINES:
         return SolveResult(_baseline_plan(instance, solver, objective), ())
-    if solver not in SOLVERS:
-        names = ", ".join((*SOLVERS, *BASELINES))
-        raise InputError(f"solver {solver!r} is not known: use one of {names}")
     require_feasible(instance)
     search = _Search(instance, objective, time_limit, seed, deterministic, gap, progress)
     interrupted = False
@@ -213,15 +211,27 @@ def solve(
         if search.schedule is None:
             raise
         interrupted = True
+    return result_of(search, interrupted)
+
+
+def result_of(search: _Search, interrupted: bool) -> SolveResult:
+    """The plan of a search that has ended: from here on there is nothing left to interrupt."""
     assert search.schedule is not None  # serial_orders is valid wherever require_feasible passed
     info = SolverInfo(
         name=search.found_by,
         version=__version__,
-        seconds=None if deterministic else round(search.seconds, 3),
-        seed=seed,
+        seconds=None if search.deterministic else round(search.seconds, 3),
+        seed=search.seed,
     )
-    plan = _certified(instance, search.schedule, objective, search.bound, info)
+    plan = _certified(search.instance, search.schedule, search.objective, search.bound, info)
     return SolveResult(plan, tuple(search.history), interrupted)
+
+
+def require_known(solver: str) -> None:
+    """Refuse the name of a solver that is none, nor a baseline's."""
+    if solver not in SOLVERS and solver not in BASELINES:
+        names = ", ".join((*SOLVERS, *BASELINES))
+        raise InputError(f"solver {solver!r} is not known: use one of {names}")
 
 
 def certify(instance: Instance, schedule: Schedule, objective: Objective, name: str) -> Plan:
@@ -283,6 +293,8 @@ def _solve_extended(search: _Search, solver: str) -> None:
         search.offer(orders, plain.plan.solver.name)
         if instance.has_pairs:
             search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+        if plain.interrupted:
+            raise KeyboardInterrupt  # it was meant for the whole search
     if solver == "heuristic":
         return
     assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
@@ -607,6 +619,9 @@ SOLVERS: dict[str, tuple[Phase, ...]] = {
 
 def _baseline_plan(instance: Instance, name: str, objective: Objective) -> Plan:
     timed_on, schedule = BASELINES[name].schedule(instance, objective)
+    short = shortage(timed_on, peaks_of(timed_on, schedule))
+    if short:
+        raise InfeasibleError(f"{name} does not fit: {short}: raise memory_cap there or choose another")
     for violation in check(timed_on, schedule):
         raise InfeasibleError(f"{name} does not fit: {violation.message}")
     return certify(timed_on, schedule, objective, name)

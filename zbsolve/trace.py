@@ -162,11 +162,15 @@ class Trace(_FileModel):
 
 def load_trace(path: str | Path) -> Trace:
     """Read and validate a trace file."""
-    data = read_document(path, SCHEMA, "a trace")
+    return parse_trace(read_document(path, SCHEMA), str(path))
+
+
+def parse_trace(data: Any, where: str) -> Trace:
+    """Validate JSON data. ``where`` (a file name) begins the error line."""
     try:
         return Trace.model_validate(data)
     except ValidationError as error:
-        raise_first(error, str(path))
+        raise_first(error, where)
 
 
 # --- predicted against measured ------------------------------------------------------------------

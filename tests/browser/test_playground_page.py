@@ -122,7 +122,7 @@ def test_a_bad_cap_and_a_huge_problem_are_one_line(pages: Pages, address: str) -
     page = open_playground(pages, address)
     page.fill("#cap", "lots")
     page.wait_for_selector("#error:not([hidden])")
-    assert "--memory-cap lots" in page.inner_text("#error")
+    assert "memory cap 'lots'" in page.inner_text("#error")
     page.fill("#cap", "")
     page.fill("#p", "4000")
     page.fill("#m", "4000")

@@ -7,6 +7,7 @@ Lamy-Poirier, arXiv 2211.05953).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from zbsolve.baselines.base import (
@@ -46,10 +47,15 @@ def orders_interleaved(instance: Instance, group: int | None = None) -> DeviceOr
     if v < 2:
         raise InputError("interleaved needs at least two chunks per device: use 1f1b for one")
     n = p if group is None else group
-    if not p <= n <= m:
-        raise InputError(f"interleaved needs N from p={p} to m={m}: N is {n}")
-    if m % n:
-        raise InputError(f"interleaved needs m to be a multiple of N: m is {m}, N is {n}")
+    if m < p:
+        raise InputError(f"interleaved needs at least as many micro-batches as devices: m is {m}, p is {p}")
+    if not p <= n <= m or m % n:
+        possible = [k for k in range(p, m + 1) if m % k == 0]
+        raise InputError(
+            f"interleaved takes N micro-batches in a row through each chunk (N = p if none is named): N must "
+            f"divide m and lie from p to m: p is {p}, m is {m}, N is {n}: use interleaved:N with N = "
+            f"{_alternatives(possible)}"
+        )
     result = []
     for r in range(p):
         slots = [(c, j) for first in range(0, m, n) for c in range(v) for j in range(first, first + n)]
@@ -58,6 +64,12 @@ def orders_interleaved(instance: Instance, group: int | None = None) -> DeviceOr
         warmup = 2 * (p - r - 1) + (v - 1) * n + 1
         result.append(one_forward_one_backward(forwards, backwards, warmup))
     return tuple(result)
+
+
+def _alternatives(numbers: Sequence[int]) -> str:
+    """At most four of the numbers, the last always among them: 4, 8 or 16."""
+    few = [*numbers[:3], numbers[-1]] if len(numbers) > 4 else numbers
+    return " or ".join(filter(None, (", ".join(map(str, few[:-1])), str(few[-1]))))
 
 
 ONE_F_ONE_B = Baseline(

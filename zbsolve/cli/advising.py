@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console, status
-from zbsolve.cli.inputs import Placement, check_writable, integers, require_positive, shipped_or_file
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
+from zbsolve.cli.inputs import (
+    JsonOption,
+    Placement,
+    check_writable,
+    integers,
+    load_profiles,
+    placement_names,
+    require_positive,
+)
 
 if TYPE_CHECKING:
     from zbsolve.advise import Advice
-    from zbsolve.partition.problem import Placement as PlacementName
     from zbsolve.partition.search import JointResult
     from zbsolve.sweep.grid import Inputs
 
@@ -36,7 +42,7 @@ def advise_command(
         Path | None, typer.Option(metavar="P.json", help="Solve the recommendation further, write its plan.")
     ] = None,
     time_limit: Annotated[float, typer.Option(metavar="S", help="Seconds to search for --plan.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Recommend how to train a model on a cluster, and say why.
 
@@ -45,33 +51,27 @@ def advise_command(
     it takes the simplest.
     """
     from zbsolve.advise import advise
-    from zbsolve.cluster import load_cluster
-    from zbsolve.partition.layers import load_layers
-    from zbsolve.sweep.grid import Inputs
 
     check_writable(plan)
     require_positive(time_limit, "--time-limit")
-    inputs = Inputs(
-        tuple(load_layers(shipped_or_file(name, "model")) for name in layers),
-        load_cluster(shipped_or_file(cluster, "cluster")),
-    )
-    inputs.require_one_kind()
-    names = [choice.value for choice in placement] if placement else ["linear", "v"]
+    inputs = load_profiles(layers, cluster)
     with status("advising …") as update:
         advice = advise(
             inputs,
             batch,
             microbatch_sizes=integers(microbatch_size, "--microbatch-size") or (1,),
-            placements=tuple(cast("PlacementName", name) for name in dict.fromkeys(names)),
+            placements=placement_names(placement, "linear", "v"),
             progress=lambda text: update(f"advising: {text}"),
         )
         solved = None if plan is None else _solve(inputs, advice, time_limit)
+    if solved is not None and solved.interrupted:
+        say_interrupted()
     if solved is not None and plan is not None:
         from zbsolve.partition.outcome import runnable_plan
 
         runnable_plan(solved).save(plan)
     if as_json:
-        typer.echo(json.dumps(advice.to_json_dict(), indent=1))
+        echo_json(advice.to_json_dict())
     else:
         _print_advice(inputs, advice)
         if solved is not None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
-from zbsolve.errors import EnvironmentFailedError, ZbsolveError
+from zbsolve.errors import EnvironmentFailedError, InputError, ZbsolveError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,11 +25,52 @@ logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 
+# The base of typer's errors about usage, which typer exports under no name of its own.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+
+
+class OneLineGroup(TyperGroup):
+    """Errors about usage, several lines in typer, are one line and exit 2 like those about input."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command that the arguments name, and exit."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+        except _USAGE_ERROR as error:
+            typer.echo(_usage_line(error), err=True)
+            code = InputError.exit_code
+        except typer.Abort:
+            typer.echo("zbsolve: interrupted", err=True)
+            code = EXIT_INTERRUPTED
+        sys.exit(code)
+
+
+def _usage_line(error: Any) -> str:
+    """What is wrong and where to read on."""
+    text = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    text = text[:1].lower() + text[1:]
+    if error.ctx is None:
+        return f"zbsolve: {text}"
+    command = f"{error.ctx.info_name}: " if error.ctx.parent is not None else ""
+    return f"zbsolve: {command}{text}: see {error.ctx.command_path} --help"
+
+
 app = typer.Typer(
     name="zbsolve",
+    cls=OneLineGroup,
     help="Pipeline-parallel schedules: solved exactly, certified, run on torch, predicted against measured.",
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -105,11 +148,24 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _global_options(
+    ctx: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(InputError.exit_code)
+
+
+def say_interrupted() -> None:
+    """What Ctrl-C left, on stderr: the results that follow are not those of a whole search."""
+    typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
+
+
+def echo_json(data: Any) -> None:
+    """JSON data on stdout."""
+    typer.echo(json.dumps(data, indent=1))
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +53,7 @@ def bench_command(
     from datetime import date
 
     from zbsolve.bench import OBJECTIVES, Report, Row, make_cases, run_cases, summarise
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.known import improved, load_known, save_known, shipped_path
     from zbsolve.report.bench_tables import (
         plain_line,
@@ -93,7 +92,7 @@ def bench_command(
             typer.echo(f"CONTRADICTION: {sentence}")
         sys.stdout.flush()
         if output is not None:
-            write_text_atomically(output, json.dumps(report.to_json_dict(), indent=1) + "\n")
+            write_json_atomically(output, report.to_json_dict())
         if update_known and not row.contradictions:
             # Read again: another run may have written meanwhile.
             before = load_known(known_path)
@@ -134,7 +133,7 @@ def bench_command(
         for text in summary_lines(summary):
             typer.echo(text)
     if output is not None:
-        write_text_atomically(output, json.dumps(report.to_json_dict(), indent=1) + "\n")
+        write_json_atomically(output, report.to_json_dict())
         typer.echo(f"results: {output}")
     if markdown is not None:
         write_markdown(markdown, report)

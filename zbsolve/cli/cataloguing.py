@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console
-from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, require_valid
+from zbsolve.cli.base import command, echo_json, make_console
+from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, load_valid_plan
 from zbsolve.errors import InfeasibleError, InputError
 
 
@@ -37,7 +37,7 @@ def catalogue_command(
             raise InputError(f"schedule {name!r} is not known: use one of {', '.join(FORMULAS)}")
     rows = [catalogue.entry(name, time_limit) for name in schedules or FORMULAS]
     if as_json:
-        typer.echo(json.dumps([row.to_json_dict() for row in rows], indent=1))
+        echo_json([row.to_json_dict() for row in rows])
     elif markdown:
         typer.echo(catalogue.markdown(rows), nl=False)
     else:
@@ -100,19 +100,21 @@ def estimate_command(
     from dataclasses import replace
 
     from zbsolve import estimate
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.report.text import estimate_table
 
     check_writable(output)
     if machine not in estimate.MACHINES:
         raise InputError(f"machine {machine!r} is not known: use one of {', '.join(estimate.MACHINES)}")
     figures = replace(estimate.MACHINES[machine], efficiency=efficiency, latency=latency_us * 1e-6)
-    for name, value, unit in (
-        ("peak", tflops, 1e12),
-        ("memory", memory_gb, 1e9),
-        ("bandwidth", bandwidth_gbs, 1e9),
+    for name, option, value, unit in (
+        ("peak", "--tflops", tflops, 1e12),
+        ("memory", "--memory-gb", memory_gb, 1e9),
+        ("bandwidth", "--bandwidth-gbs", bandwidth_gbs, 1e9),
     ):
         if value is not None:
+            if not 0 < value < math.inf:
+                raise InputError(f"{option} {value:g}: give a positive number")
             figures = replace(figures, **{name: value * unit})
     shape = estimate.Shape(
         layers=layers,
@@ -154,8 +156,7 @@ def estimate_command(
     for line in estimate.LEFT_OUT:
         typer.echo(f"left out: {line}")
     if output is not None:
-        text = json.dumps(result.instance.to_json_dict(), indent=1) + "\n"
-        write_text_atomically(output, text)
+        write_json_atomically(output, result.instance.to_json_dict())
         typer.echo(f"wrote {output}")
 
 
@@ -172,15 +173,16 @@ def steps_command(
 
     The period of a step comes out of the simulation: the makespan with a barrier, the span without.
     """
-    from zbsolve.plan import load_plan
+    from zbsolve.instance import MOST_TOTAL
     from zbsolve.report.text import steps_table
     from zbsolve.steps import MODES, run_steps, steady_period
 
     for step in failed or ():
         if step >= steps:
             raise InputError(f"--failed {step}: there are steps 0 to {steps - 1}: raise --steps or name one")
-    loaded = load_plan(plan)
-    require_valid(loaded, plan)
+    if optimizer > MOST_TOTAL:
+        raise InputError(f"--optimizer {optimizer:g}: give a time up to {MOST_TOTAL:g}")
+    loaded = load_valid_plan(plan)
     schedule = loaded.schedule()
     rows = []
     for mode in MODES:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
-import typer
-
-from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, status
 from zbsolve.cli.inputs import JsonOption
 from zbsolve.errors import EnvironmentFailedError
 
@@ -26,7 +23,7 @@ def doctor_command(as_json: JsonOption = False) -> None:
             update(f"looking … {finding.part}")
             findings.append(finding)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        echo_json([asdict(finding) for finding in findings])
     else:
         from rich.markup import escape
         from rich.table import Table

@@ -19,10 +19,10 @@ from zbsolve.cli.inputs import (
     PlanOutput,
     check_writable,
     load_instance,
-    require_valid,
+    load_valid_plan,
 )
 from zbsolve.cli.planning import print_plan
-from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.errors import InfeasibleError
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,10 @@ def export_command(
     the model brings its own: its I does nothing and its W runs the whole backward.
     """
     from zbsolve.files import write_text_atomically
-    from zbsolve.plan import load_plan
     from zbsolve.torch_csv import export_torch_csv
 
     check_writable(output)
-    loaded = load_plan(plan)
-    require_valid(loaded, plan)
+    loaded = load_valid_plan(plan)
     logger.debug("format %s", format_.value)
     text = export_torch_csv(loaded.instance, loaded.schedule().orders)
     if output is None:
@@ -70,20 +68,14 @@ def import_command(
     as_json: JsonOption = False,
 ) -> None:
     """Make another stack's schedule a plan: checked and timed."""
+    from zbsolve.instance import read_text
     from zbsolve.simulator import simulate_for
     from zbsolve.solver import certify
     from zbsolve.torch_csv import import_torch_csv
 
     check_writable(output)
-    problem = load_instance(instance)
-    if memory_cap is not None:
-        problem = problem.with_memory_cap(memory_cap)
-    try:
-        text = Path(file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{file}: cannot be read ({reason}): give a CSV file") from None
-    orders = import_torch_csv(text, problem, file)
+    problem = load_instance(instance, memory_cap)
+    orders = import_torch_csv(read_text(file, "a CSV"), problem, file)
     try:
         schedule = simulate_for(problem, orders, objective.value)
         plan = certify(problem, schedule, objective.value, f"imported from {Path(file).name}")

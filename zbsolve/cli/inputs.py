@@ -6,15 +6,20 @@ import math
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, overload
 
 import typer
 
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zbsolve.instance import Instance
+    from zbsolve.partition.problem import Placement as PlacementName
     from zbsolve.plan import Plan
+    from zbsolve.sweep.grid import Inputs
+    from zbsolve.trace import Trace
 
 
 class Objective(StrEnum):
@@ -68,8 +73,8 @@ def shipped_files(kind: str = "instance") -> dict[str, Any]:
 
 
 def shipped_or_file(name: str, kind: str = "instance") -> Path:
-    """A file, or one that ships with the package, by its name."""
-    if name and (Path(name).exists() or "/" in name or name.endswith(".json")):
+    """A file (``-``: standard input), or one that ships with the package, by its name."""
+    if name == "-" or (name and (Path(name).exists() or "/" in name or name.endswith(".json"))):
         return Path(name)
     shipped = shipped_files(kind)
     if name not in shipped:
@@ -81,22 +86,44 @@ def shipped_or_file(name: str, kind: str = "instance") -> Path:
     return Path(str(shipped[name]))
 
 
-def load_instance(name: str) -> Instance:
-    """An instance file, or one that ships with the package, by its name."""
+def load_instance(name: str, memory_cap: str | None = None) -> Instance:
+    """An instance file or a shipped instance's name; under another cap where one is given."""
     from zbsolve.instance import load_instance
 
-    return load_instance(shipped_or_file(name))
+    instance = load_instance(shipped_or_file(name))
+    return instance if memory_cap is None else instance.with_memory_cap(memory_cap)
 
 
-def schema_of(path: str) -> str:
-    from zbsolve.instance import read_json
+@overload
+def load_any(name: str) -> Instance | Plan: ...
 
-    data = read_json(path)
-    schema = data.get("schema") if isinstance(data, dict) else None
-    kinds = {"zbsolve.instance/1": "instance", "zbsolve.plan/1": "plan", "zbsolve.trace/1": "trace"}
-    if schema not in kinds:
-        raise InputError(f"{path}: schema: is {schema!r}: give one of {', '.join(kinds)}")
-    return kinds[schema]
+
+@overload
+def load_any(name: str, *, traces: Literal[True]) -> Instance | Plan | Trace: ...
+
+
+def load_any(name: str, *, traces: bool = False) -> Instance | Plan | Trace:
+    """An instance or a plan, or a trace where ``traces`` says so, whichever it is; read once (a pipe)."""
+    from zbsolve import instance, plan, trace
+
+    parsers: dict[str, Callable[[Any, str], Instance | Plan | Trace]] = {
+        plan.SCHEMA: plan.parse_plan,
+        instance.SCHEMA: instance.parse_instance,
+    }
+    if traces:
+        parsers[trace.SCHEMA] = trace.parse_trace
+    path = shipped_or_file(name)
+    data = instance.read_json(path)
+    return parsers[instance.require_schema(data, str(path), *parsers)](data, str(path))
+
+
+def load_valid_plan(path: str) -> Plan:
+    """A plan file that breaks no rule."""
+    from zbsolve.plan import load_plan
+
+    plan = load_plan(path)
+    require_valid(plan, path)
+    return plan
 
 
 def check_writable(path: Path | None) -> None:
@@ -118,22 +145,62 @@ def check_writable(path: Path | None) -> None:
         raise InputError(f"{path}: the folder {folder} cannot be written: choose another place")
 
 
+def check_folder(path: Path | None) -> None:
+    """Refuse a folder to write into that can neither be used nor made."""
+    if path is None:
+        return
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"{path}: {place} is a file, not a folder: choose another place")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{path}: the folder {place} cannot be written: choose another place")
+
+
 PICTURES = (".png", ".svg", ".pdf")
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a name ends as a picture's."""
+    return path.suffix.lower() in PICTURES
 
 
 def check_picture(path: Path | None) -> None:
     """Refuse a picture that cannot be written or whose format is unknown."""
     check_writable(path)
-    if path is not None and path.suffix.lower() not in PICTURES:
+    if path is not None and not is_picture(path):
         raise InputError(f"{path}: unknown picture format: use {', '.join(PICTURES)}")
 
 
 def require_positive(value: float, option: str) -> None:
+    """Refuse seconds that are none, or never end."""
     if not 0 < value < math.inf:
         raise InputError(f"{option} {value:g}: give a positive number of seconds")
 
 
+def load_profiles(layers: list[str], cluster: str) -> Inputs:
+    """Layer profiles of one model and a cluster, each a file or a shipped name."""
+    from zbsolve.cluster import load_cluster
+    from zbsolve.partition.layers import load_layers
+    from zbsolve.sweep.grid import Inputs
+
+    inputs = Inputs(
+        tuple(load_layers(shipped_or_file(name, "model")) for name in layers),
+        load_cluster(shipped_or_file(cluster, "cluster")),
+    )
+    inputs.require_one_kind()
+    return inputs
+
+
+def placement_names(chosen: list[Placement] | None, *default: PlacementName) -> tuple[PlacementName, ...]:
+    """The placements of a repeatable option, each once; ``default`` where it is not given."""
+    names = dict.fromkeys(choice.value for choice in chosen or ())
+    return tuple(cast("PlacementName", name) for name in names) or default
+
+
 def integers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """Whole numbers from 1, separated by commas; None where the option is not given."""
     if text is None:
         return None
     try:
@@ -155,7 +222,11 @@ CapOption = Annotated[
 SolverOption = Annotated[
     str, typer.Option(metavar="NAME", help="auto, cpsat, milp, heuristic, or a baseline's name such as 1f1b.")
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Random seed.")]
+# Solvers take seeds of 32 bits, and some count on from the one given.
+SeedOption = Annotated[int, typer.Option(min=0, max=2_000_000_000, help="Random seed.")]
+GapOption = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Stop when (cost - bound) / cost is this small.")
+]
 PlanOutput = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the plan here.")
 ]
@@ -164,6 +235,7 @@ LimitOption = Annotated[float, typer.Option(metavar="S", help="Seconds to search
 
 
 def require_valid(plan: Plan, where: str) -> None:
+    """Refuse a plan that breaks a rule; ``where`` (a file name) begins the error line."""
     from zbsolve.plan import check_plan
 
     violations = check_plan(plan)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from zbsolve.cli.base import command, make_console
-from zbsolve.cli.inputs import PlanArgument, check_writable, require_valid
+from zbsolve.cli.inputs import PlanArgument, check_writable, load_valid_plan
 from zbsolve.errors import InputError
 
 
@@ -40,13 +40,12 @@ def links_command(
     from rich.table import Table
 
     from zbsolve.links import QUEUES
-    from zbsolve.plan import assume_queue, load_plan
+    from zbsolve.plan import assume_queue
 
     check_writable(output)
     if (assume is None) != (output is None):
         raise InputError("--assume and --output belong together: give both, or none for the table alone")
-    loaded = load_plan(plan)
-    require_valid(loaded, plan)
+    loaded = load_valid_plan(plan)
     unit = loaded.instance.time_unit
     table = Table("queues", title=f"{plan} (its own times assume: {loaded.queue})")
     for name in (f"makespan ({unit})", f"span ({unit})", "of unlimited"):

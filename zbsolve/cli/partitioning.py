@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
 from zbsolve.cli.inputs import (
+    GapOption,
+    LimitOption,
     Objective,
+    ObjectiveOption,
     Placement,
+    SeedOption,
     check_writable,
     integers,
+    placement_names,
     require_positive,
     shipped_or_file,
 )
@@ -74,10 +78,10 @@ def partition_command(
     layers_per_stage: Annotated[
         str | None, typer.Option(metavar="N,N,…", help="Keep this split, decide the rest.")
     ] = None,
-    objective: Annotated[Objective, typer.Option(help="Cost to minimise.")] = Objective.makespan,
-    time_limit: Annotated[float, typer.Option(metavar="S", help="Seconds to search.")] = 60.0,
-    gap: Annotated[float, typer.Option(min=0.0, help="Stop when the joint gap is this small.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    objective: ObjectiveOption = Objective.makespan,
+    time_limit: LimitOption = 60.0,
+    gap: GapOption = 0.0,
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="I.json", help="Write the instance here.")
     ] = None,
@@ -93,7 +97,7 @@ def partition_command(
     numbers of layers. With --joint, or any option that needs it: split, device order, placement and order of
     passes as one decision under the devices' memory, with a lower bound that holds for all of them.
     """
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.partition import layers as layer_files
     from zbsolve.partition import splits
     from zbsolve.report import text
@@ -122,7 +126,7 @@ def partition_command(
     if not joint:
         if output is not None:
             instance = problem.instance(_balanced(problem))
-            write_text_atomically(output, json.dumps(instance.to_json_dict(), indent=1) + "\n")
+            write_json_atomically(output, instance.to_json_dict())
             typer.echo(f"wrote {output}")
         return
     result = _decide(problem, time_limit, gap, seed)
@@ -130,7 +134,7 @@ def partition_command(
     if as_json:
         from zbsolve.partition.outcome import to_json_dict
 
-        typer.echo(json.dumps(to_json_dict(result), indent=1))
+        echo_json(to_json_dict(result))
         return
     _print_joint(result, min(10.0, time_limit))
     for path in (output, plan, decision):
@@ -150,6 +154,8 @@ def _machines(
 
     if not 0 < share < math.inf:
         raise InputError(f"--memory-share {share:g}: give a positive number, such as 0.8")
+    if not hop < math.inf:
+        raise InputError(f"--hop {hop:g}: give a finite latency")
     if name is not None:
         if hop or memory is not None:
             raise InputError("--hop and --memory: the cluster file has them: leave them out with --cluster")
@@ -184,7 +190,7 @@ def _problem(
         num_devices=devices or machines.num_devices,
         num_microbatches=microbatches,
         objective=objective.value,
-        placements=tuple(dict.fromkeys(p.value for p in placements)) if placements else ("linear",),
+        placements=placement_names(placements, "linear"),
         keeps=(Keep.plain, *dict.fromkeys(Keep(choice.value) for choice in allow or ())),
         split=integers(split, "--layers-per-stage"),
     )
@@ -204,20 +210,23 @@ def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) 
     from zbsolve.partition.search import decide
 
     with status(f"deciding {problem.profile.name} …") as update:
-        return decide(problem, time_limit=time_limit, gap=gap, seed=seed, progress=update)
+        result = decide(problem, time_limit=time_limit, gap=gap, seed=seed, progress=update)
+    if result.interrupted:
+        say_interrupted()
+    return result
 
 
 def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.partition.outcome import runnable_plan, to_json_dict
 
     chosen = runnable_plan(result)
     if output is not None:
-        write_text_atomically(output, json.dumps(chosen.instance.to_json_dict(), indent=1) + "\n")
+        write_json_atomically(output, chosen.instance.to_json_dict())
     if plan is not None:
         chosen.save(plan)
     if decision is not None:
-        write_text_atomically(decision, json.dumps(to_json_dict(result), indent=1) + "\n")
+        write_json_atomically(decision, to_json_dict(result))
 
 
 def _print_joint(result: JointResult, even_limit: float) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.base import command, echo_json, make_console, say_interrupted, status
 from zbsolve.cli.inputs import (
     CapOption,
+    GapOption,
     InstanceArgument,
     JsonOption,
     LimitOption,
@@ -22,9 +22,9 @@ from zbsolve.cli.inputs import (
     SolverOption,
     check_picture,
     check_writable,
+    load_any,
     load_instance,
     require_valid,
-    schema_of,
 )
 from zbsolve.errors import InfeasibleError, InputError
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
+    """Solve under a spinner that tells how it goes; says so when Ctrl-C ended it."""
+    from zbsolve.interrupts import one_stops_the_search
     from zbsolve.solver import solve
 
     unit, objective = instance.time_unit, options["objective"]
@@ -47,7 +49,11 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
                 f"bound {progress.bound:.6g}, gap {progress.gap:.2%} ({progress.who})"
             )
 
-        return solve(instance, progress=show, **options)
+        with one_stops_the_search():
+            result = solve(instance, progress=show, **options)
+    if result.interrupted:
+        say_interrupted()
+    return result
 
 
 @command("solve")
@@ -58,7 +64,7 @@ def solve_command(
     solver: SolverOption = "auto",
     time_limit: LimitOption = 60.0,
     seed: SeedOption = 0,
-    gap: Annotated[float, typer.Option(min=0.0, help="Stop when (cost - bound) / cost is this small.")] = 0.0,
+    gap: GapOption = 0.0,
     deterministic: Annotated[bool, typer.Option(help="Same seed, same bytes; no wall-clock limits.")] = False,
     output: PlanOutput = None,
     curve: Annotated[
@@ -69,11 +75,8 @@ def solve_command(
     """Find the best plan for an instance, and prove how good it is."""
     check_writable(output)
     check_picture(curve)
-    problem = load_instance(instance)
-    if memory_cap is not None:
-        problem = problem.with_memory_cap(memory_cap)
     result = solve_with_progress(
-        problem,
+        load_instance(instance, memory_cap),
         objective=objective.value,
         solver=solver,
         time_limit=time_limit,
@@ -87,8 +90,6 @@ def solve_command(
         from zbsolve.report.curves import save_search_figure
 
         save_search_figure(curve, result)
-    if result.interrupted:
-        typer.echo("zbsolve: interrupted: this is the best plan found until then", err=True)
     if as_json:
         typer.echo(result.plan.to_json(), nl=False)
     else:
@@ -117,8 +118,13 @@ def print_plan(plan: Plan) -> None:
     console.print(memory_table(plan))
 
 
+# What decides a solve: nothing to say about a plan, which is solved already.
+SOLVE_OPTIONS = ("objective", "memory_cap", "solver", "time_limit", "seed")
+
+
 @command("compare")
 def compare_command(
+    ctx: typer.Context,
     instance: Annotated[
         str, typer.Argument(metavar="I.json", help="Instance file or shipped name, or a plan file.")
     ],
@@ -132,28 +138,39 @@ def compare_command(
     """Set every applicable baseline beside the solved plan.
 
     All on the same instance, with what the solved plan gains over 1F1B. A plan file is compared as it is:
-    what else is said about solving does not count then.
+    options about solving are refused then.
     """
-    from zbsolve.plan import load_plan
+    from zbsolve.plan import Plan
     from zbsolve.report.comparison import compare_with_baselines
 
-    if Path(instance).is_file() and schema_of(instance) == "plan":
-        if memory_cap is not None:
-            raise InputError(f"{instance}: is a plan, made under its own cap: leave out --memory-cap")
-        plan = load_plan(instance)
+    plan = load_any(instance)
+    if isinstance(plan, Plan):
+        _refuse_solve_options(ctx, instance)
         require_valid(plan, instance)
     else:
-        problem = load_instance(instance)
-        if memory_cap is not None:
-            problem = problem.with_memory_cap(memory_cap)
+        problem = plan if memory_cap is None else plan.with_memory_cap(memory_cap)
         plan = solve_with_progress(
             problem, objective=objective.value, solver=solver, time_limit=time_limit, seed=seed
         ).plan
     table = compare_with_baselines(plan)
     if as_json:
-        typer.echo(json.dumps({**table.to_json_dict(), **certificate_of(plan)}, indent=1))
+        echo_json({**table.to_json_dict(), **certificate_of(plan)})
     else:
         _print_comparison(table, plan)
+
+
+def _refuse_solve_options(ctx: typer.Context, where: str) -> None:
+    """A plan cannot be solved another way: say so where an option asks for it."""
+    sources = {name: ctx.get_parameter_source(name) for name in SOLVE_OPTIONS}
+    given = [
+        "--" + name.replace("_", "-")
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise InputError(
+            f"{where}: is a plan, solved already: leave out {' and '.join(given)}, or give its instance"
+        )
 
 
 def certificate_of(plan: Plan) -> dict[str, Any]:
@@ -162,14 +179,14 @@ def certificate_of(plan: Plan) -> dict[str, Any]:
 
 
 def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
-    from zbsolve.report.comparison import SHORT
+    from zbsolve.report.comparison import SHORT, gain_text
     from zbsolve.report.text import comparison_memory_table, comparison_table
 
     console = make_console()
     console.print(comparison_table(table, plan))
     console.print(comparison_memory_table(table, plan))
     for change in dict.fromkeys(row.runs_on for row in table.rows if row.runs_on):
-        typer.echo(f"({SHORT[change]}) {change}: the same model cut anew for this schedule")
+        typer.echo(f"({SHORT[change]}) the same model with {change}")
     typer.echo(
         f"{plan.objective} {plan.cost:.6g} {plan.instance.time_unit}: {plan.status}, gap {plan.gap:.3%} "
         f"({plan.bound_proof.method})"
@@ -182,8 +199,6 @@ def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
     if fitting:
         best = min(fitting, key=lambda row: getattr(row, plan.objective))
         gain = 1 - plan.cost / getattr(best, plan.objective) if plan.cost else 0.0
-        from zbsolve.report.comparison import gain_text
-
         typer.echo(f"{solved.name} over the best baseline that fits ({best.name}): {gain_text(gain)}")
     else:
         typer.echo("no baseline fits the cap")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from enum import StrEnum
 from importlib import import_module
@@ -20,10 +19,11 @@ from zbsolve.cli.inputs import (
     PlanArgument,
     SeedOption,
     Split,
+    check_folder,
     check_writable,
     integers,
+    load_valid_plan,
     require_positive,
-    require_valid,
 )
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 
@@ -101,7 +101,7 @@ def profile_command(
     T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once. With --layers, of each
     layer, one after the other on one device: for partition, sweep and advise.
     """
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files import write_json_atomically
     from zbsolve.instance import equal_stages
     from zbsolve.report.text import device_table, instance_table
 
@@ -142,7 +142,7 @@ def profile_command(
         instance: Instance = runtime.profile_model(options, update)
     if memory_cap is not None:
         instance = instance.with_memory_cap(memory_cap)
-    write_text_atomically(output, json.dumps(instance.to_json_dict(), indent=1) + "\n")
+    write_json_atomically(output, instance.to_json_dict())
     console = make_console()
     console.print(instance_table(instance))
     console.print(device_table(instance))
@@ -198,14 +198,12 @@ def run_command(
 
     One process per device. Under torchrun use: torchrun … -m zbsolve.runtime.worker P.json
     """
-    from zbsolve.plan import load_plan
-
     check_writable(trace_out)
+    check_folder(save)
     require_positive(timeout, "--timeout")
     if not payload_mib < math.inf:
         raise InputError(f"--payload-mib {payload_mib:g}: give a number of MiB")
-    loaded = load_plan(plan)
-    require_valid(loaded, plan)
+    loaded = load_valid_plan(plan)
     layers = integers(layers_per_stage, "--layers-per-stage")
     runtime = load_runtime()
     options = runtime.RunOptions(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zbsolve.cli.base import command, make_console, status
-from zbsolve.cli.inputs import PICTURES, check_picture, check_writable, load_instance, schema_of
+from zbsolve.cli.inputs import PICTURES, check_writable, is_picture, load_any
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
+    from zbsolve.instance import Instance
     from zbsolve.plan import Plan
     from zbsolve.trace import Trace
 
@@ -27,7 +28,8 @@ class Figure(StrEnum):
 @command("show")
 def show_command(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Plan, instance (or shipped name), or trace file.")
+        str,
+        typer.Argument(metavar="FILE", help="Plan, instance (or shipped name) or trace; - reads stdin."),
     ],
     output: Annotated[
         Path | None,
@@ -53,60 +55,72 @@ def show_command(
     A plan: Gantt chart to scale and in-flight memory against the cap. An instance: its stages. As .html: one
     file that needs no network, to zoom into, with why each device waits.
     """
+    from zbsolve.instance import Instance
+    from zbsolve.plan import Plan
+
     check_writable(output)
     page = output is not None and output.suffix == ".html"
-    known = page or output is None or output.suffix in PICTURES or output.name.endswith(".trace.json")
+    known = page or output is None or is_picture(output) or output.name.endswith(".trace.json")
     if not known:
         raise InputError(f"{output}: unknown format: use .html, {', '.join(PICTURES)} or .trace.json")
-    kind = schema_of(file) if Path(file).exists() or file.endswith(".json") else "instance"
-    if trace is not None and kind != "plan":
+    shown = load_any(file, traces=True)
+    if trace is not None and not isinstance(shown, Plan):
         raise InputError(f"{file}: is no plan: --trace shows a run over the plan that was run")
-    if against is not None and not (page and kind == "plan"):
+    if against is not None and not (page and isinstance(shown, Plan)):
         raise InputError(
             f"--against {against}: two plans are set side by side on a page: give a plan and -o x.html"
         )
     if figure is Figure.memory:
-        if kind != "plan" or output is None:
+        if not isinstance(shown, Plan) or output is None or not is_picture(output):
             raise InputError(f"--figure {figure}: give a plan and -o with one of {', '.join(PICTURES)}")
-        check_picture(output)
-        _show_memory(file, output)
-    elif kind == "plan":
-        _show_plan(file, output, trace, against, width)
-    elif kind == "instance":
-        _show_instance(file, output)
+        _show_memory(shown, file, output)
+    elif isinstance(shown, Plan):
+        _show_plan(shown, file, output, trace, against, width)
+    elif isinstance(shown, Instance):
+        _show_instance(shown, file, output)
     else:
-        _show_trace(file, output, width)
+        _show_trace(shown, output, width)
     if output is not None:
         typer.echo(f"wrote {output}")
 
 
-def _load_drawable(file: str) -> Plan:
-    from zbsolve.plan import load_plan
+def _require_drawable(plan: Plan, file: str) -> None:
     from zbsolve.schedule import check
 
-    plan = load_plan(file)
     violations = check(plan.instance, plan.schedule())
     if violations:
         raise InfeasibleError(
             f"{file}: cannot be drawn: {violations[0]} (zbsolve check lists every violation)"
         )
-    return plan
+
+
+def _load_other(against: str, plan: Plan, file: str) -> Plan:
+    """The plan to set beside the first: of the same job."""
+    from zbsolve.plan import load_plan
+
+    other = load_plan(against)
+    _require_drawable(other, against)
+    sizes = [(p.instance.num_devices, p.instance.num_microbatches) for p in (plan, other)]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"--against {against}: has {sizes[1][0]} devices and {sizes[1][1]} micro-batches, {file} has "
+            f"{sizes[0][0]} and {sizes[0][1]}: compare plans of the same job"
+        )
+    return other
 
 
 def _show_plan(
-    file: str, output: Path | None, trace_file: str | None, against: str | None, width: int | None
+    plan: Plan,
+    file: str,
+    output: Path | None,
+    trace_file: str | None,
+    against: str | None,
+    width: int | None,
 ) -> None:
     from zbsolve.trace import compare, load_trace
 
-    plan = _load_drawable(file)
-    other = None if against is None else _load_drawable(against)
-    if other is not None:
-        sizes = [(p.instance.num_devices, p.instance.num_microbatches) for p in (plan, other)]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"--against {against}: has {sizes[1][0]} devices and {sizes[1][1]} micro-batches, {file} has "
-                f"{sizes[0][0]} and {sizes[0][1]}: compare plans of the same job"
-            )
+    _require_drawable(plan, file)
+    other = None if against is None else _load_other(against, plan, file)
     trace = None if trace_file is None else load_trace(trace_file)
     if trace is not None:
         try:
@@ -115,7 +129,7 @@ def _show_plan(
             raise InputError(f"{trace_file}: {error}") from None
     if output is None:
         _print_gantt(plan, trace, width)
-    elif output.suffix in PICTURES:
+    elif is_picture(output):
         from zbsolve.report.figures import save_plan_figure
 
         with status(f"drawing {output} …"):
@@ -130,10 +144,11 @@ def _show_plan(
         save_chrome_trace(output, chrome_trace(plan, trace))
 
 
-def _show_memory(file: str, output: Path) -> None:
+def _show_memory(plan: Plan, file: str, output: Path) -> None:
     from zbsolve.report.curves import save_memory_figure
 
-    save_memory_figure(output, _load_drawable(file))
+    _require_drawable(plan, file)
+    save_memory_figure(output, plan)
 
 
 def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
@@ -150,15 +165,14 @@ def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
     console.print(memory_table(plan))
 
 
-def _show_instance(file: str, output: Path | None) -> None:
-    instance = load_instance(file)
+def _show_instance(instance: Instance, file: str, output: Path | None) -> None:
     if output is None:
         from zbsolve.report.text import device_table, instance_table
 
         console = make_console()
         console.print(instance_table(instance))
         console.print(device_table(instance))
-    elif output.suffix in PICTURES:
+    elif is_picture(output):
         from zbsolve.report.figures import save_instance_figure
 
         save_instance_figure(output, instance)
@@ -166,11 +180,9 @@ def _show_instance(file: str, output: Path | None) -> None:
         raise InputError(f"{file}: an instance has no timeline for {output}: solve it first")
 
 
-def _show_trace(file: str, output: Path | None, width: int | None) -> None:
+def _show_trace(trace: Trace, output: Path | None, width: int | None) -> None:
     from zbsolve.report.timeline import instance_of_trace, measured_schedule
-    from zbsolve.trace import load_trace
 
-    trace = load_trace(file)
     instance = instance_of_trace(trace)
     if output is None:
         from zbsolve.report.text import gantt, gradients_text
@@ -183,7 +195,7 @@ def _show_trace(file: str, output: Path | None, width: int | None) -> None:
             f"measured makespan {trace.makespan:.6g} {trace.time_unit}, median of {len(trace.steps)} steps "
             f"({trace.mode}, {trace.hardware}); gradients: {gradients_text(trace)}"
         )
-    elif output.suffix in PICTURES:
+    elif is_picture(output):
         from zbsolve.report.figures import save_trace_figure
 
         save_trace_figure(output, instance, trace)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zbsolve.cli.base import command, make_console, status
-from zbsolve.cli.inputs import Placement, check_writable, integers, shipped_or_file
+from zbsolve.cli.base import EXIT_INTERRUPTED, command, echo_json, make_console, status
+from zbsolve.cli.inputs import (
+    Placement,
+    check_picture,
+    check_writable,
+    integers,
+    load_profiles,
+    placement_names,
+)
 from zbsolve.errors import InputError
 
 if TYPE_CHECKING:
-    from zbsolve.partition.problem import Placement as PlacementName
     from zbsolve.sweep.grid import Config, Grid, Inputs
     from zbsolve.sweep.run import Swept
 
@@ -75,21 +80,12 @@ def sweep_command(
     was and ends with the same results. Shows the Pareto fronts of step time per sample against peak memory
     and against devices.
     """
-    from zbsolve.cluster import load_cluster
-    from zbsolve.partition.layers import load_layers
-    from zbsolve.sweep.grid import Inputs
     from zbsolve.sweep.run import run_sweep
     from zbsolve.sweep.store import Store
 
     check_writable(store)
-    check_writable(figure)
-    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"{figure}: unknown format: use .png, .svg or .pdf")
-    inputs = Inputs(
-        tuple(load_layers(shipped_or_file(name, "model")) for name in layers),
-        load_cluster(shipped_or_file(cluster, "cluster")),
-    )
-    inputs.require_one_kind()
+    check_picture(figure)
+    inputs = load_profiles(layers, cluster)
     grid = _grid(
         inputs,
         devices,
@@ -108,7 +104,11 @@ def sweep_command(
         def progress(done: int, of: int, config: Config) -> None:
             update(f"sweeping: {done} of {of}, last {config}")
 
-        swept = run_sweep(inputs, configs, opened, jobs=jobs, ray=ray, progress=progress)
+        try:
+            swept = run_sweep(inputs, configs, opened, jobs=jobs, ray=ray, progress=progress)
+        except KeyboardInterrupt:
+            typer.echo(f"zbsolve: interrupted: {store} has the results so far: repeat to go on", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     if figure is not None:
         from zbsolve.report.pareto_figure import save_pareto_figure
 
@@ -119,7 +119,7 @@ def sweep_command(
         from dataclasses import asdict
 
         rows = [{**asdict(config), **asdict(outcome)} for config, outcome, _ in swept.rows]
-        typer.echo(json.dumps(rows, indent=1))
+        echo_json(rows)
     else:
         _print_sweep(inputs, swept, store)
         if figure is not None:
@@ -146,11 +146,10 @@ def _grid(
             raise InputError(f"--schedule {name}: is not known: use solved, {', '.join(BASELINES)}")
     most = inputs.cluster.num_devices
     powers = tuple(2**k for k in range(most.bit_length()) if 2**k <= most)
-    names = dict.fromkeys(choice.value for choice in placements) if placements else {"linear": None}
     return Grid(
         p=integers(devices, "--devices") or powers,
         d=integers(replicas, "--replicas") or (1,),
-        placements=tuple(cast("PlacementName", name) for name in names),
+        placements=placement_names(placements, "linear"),
         microbatch_sizes=integers(sizes, "--microbatch-size") or (1,),
         m=integers(microbatches, "--microbatches") or (),
         global_batch=batch,

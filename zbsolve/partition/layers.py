@@ -112,7 +112,7 @@ _PER_MICROBATCH = (
 
 def load_layers(path: str | Path) -> LayerProfile:
     """Read a layer profile."""
-    data = read_document(path, SCHEMA, "a layer profile")
+    data = read_document(path, SCHEMA)
     try:
         return LayerProfile.model_validate(data)
     except ValidationError as error:

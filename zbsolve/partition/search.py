@@ -66,6 +66,8 @@ class JointResult:
         How many decisions there are.
     examined : int
         How many of them were looked at one by one.
+    interrupted : bool
+        Whether Ctrl-C ended the search early.
     """
 
     problem: DecisionProblem
@@ -76,6 +78,7 @@ class JointResult:
     decisions: int
     examined: int
     seconds: float
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -125,6 +128,7 @@ class JointSearch:
         self.plan: Plan | None = None
         self.decision: Decision | None = None
         self.examined = 0
+        self.interrupted = False
         self.families: list[_Entry] = []
         self.deepest: list[tuple[int, float, int, _Entry]] = []
         self.dive = True
@@ -307,6 +311,7 @@ class JointSearch:
             decisions=count_decisions(problem),
             examined=self.examined,
             seconds=self.time_limit - self.left,
+            interrupted=self.interrupted,
         )
 
     def _step(self, relaxations: dict[Placement, Relaxation]) -> None:
@@ -368,13 +373,22 @@ class JointSearch:
         """Ctrl-C: keep what is known, or pass it on when nothing is."""
         if self.plan is None:
             raise KeyboardInterrupt
+        self.interrupted = True
         self.time_limit = time.monotonic() - self.began
 
     def _statement(self) -> str:
-        open_ = f"{len(self.families)} families open" if self.families else "no family open"
+        if relative_gap(self.cost, self.bound) <= OPTIMAL_GAP:
+            rest = "none of them all costs less than the plan"
+        elif not self.families and not self.singles:
+            rest = "those that the solver could not close have the joint bound"
+        else:
+            rest = (
+                f"{len(self.families)} families and {len(self.singles)} single decisions are undecided, the "
+                "least of their bounds is the joint bound"
+            )
         return (
             f"{self.examined} decisions examined one by one, others bounded by families (work, round trip "
-            f"and memory of each device, least over all ways to deal out the layers); {open_}"
+            f"and memory of each device, least over all ways to deal out the layers); {rest}"
         )
 
     def _no_plan(self) -> InfeasibleError:

@@ -25,7 +25,8 @@ from starlette.routing import Route
 
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError, ZbsolveError
-from zbsolve.instance import Instance, parse_instance
+from zbsolve.instance import SCHEMA as INSTANCE_SCHEMA
+from zbsolve.instance import Instance, parse_instance, require_schema
 from zbsolve.plan import SCHEMA as PLAN_SCHEMA
 from zbsolve.plan import Plan
 from zbsolve.playground.jobs import Job, JobBoard, finished_plan
@@ -33,7 +34,7 @@ from zbsolve.playground.settings import Settings, parse_settings
 from zbsolve.report.comparison import baseline_row, reference_cost, scheduled
 from zbsolve.report.html import page, read, viewer_script
 from zbsolve.report.viewer_data import page_data, plan_lane, schedule_lane
-from zbsolve.solver import SOLVERS
+from zbsolve.solver import SOLVERS, require_known
 
 MOST_BYTES = 8_000_000
 POLICY = (
@@ -184,8 +185,8 @@ async def _instance(request: Request) -> Response:
     """A file that the user loads: an instance, or a plan for its instance."""
     data = await _body(request)
     where = request.query_params.get("name", "file")[:80]
-    if isinstance(data, dict) and data.get("schema") == PLAN_SCHEMA:
-        data = data.get("instance")
+    if require_schema(data, where, INSTANCE_SCHEMA, PLAN_SCHEMA) == PLAN_SCHEMA:
+        data, where = data.get("instance"), f"{where}: instance"
     instance = parse_instance(data, where)
     Settings(instance=instance.to_json_dict()).to_instance()
     return JSONResponse({"instance": instance.to_json_dict(), "tasks": instance.num_tasks})
@@ -208,6 +209,7 @@ def _job(request: Request) -> Job:
 
 async def _start(request: Request) -> Response:
     settings = parse_settings(await _body(request))
+    require_known(settings.solver)
     instance = await run_in_threadpool(settings.to_instance)
     job = await _board(request).start(instance, settings.objective, settings.solver, settings.time_limit)
     return JSONResponse({"key": job.key})

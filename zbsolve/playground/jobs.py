@@ -10,21 +10,21 @@ import secrets
 import signal
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.instance import Instance, parse_instance
-from zbsolve.plan import Plan
+from zbsolve.instance import Instance
+from zbsolve.plan import Plan, parse_plan
 
 logger = logging.getLogger(__name__)
 
 MOST_RUNNING = 2
 MOST_KEPT = 20
-# After a cancel a search may finish its current step; it is asked again, then ended by force.
+# After a cancel a search may finish its current step; it is asked again and again, then ended by force.
 PATIENCE = 30.0
-REMINDERS = 6
+REMINDER = 0.5
 LONGEST_LINE = 2**28
 
 
@@ -91,10 +91,14 @@ class JobBoard:
             "solver": solver,
             "time_limit": time_limit,
         }
-        task = asyncio.create_task(self._run(job, json.dumps(order).encode()))
+        self._keep(self._run(job, json.dumps(order).encode()))
+        return job
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task and hold on to it: the loop alone would not."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return job
 
     async def _run(self, job: Job, order: bytes) -> None:
         try:
@@ -123,11 +127,7 @@ class JobBoard:
 
     async def _hear(self, job: Job, line: dict[str, Any]) -> None:
         if line["type"] == "done":
-            data = line.pop("plan")
-            # A baseline with fused backward brings its own instance.
-            instance = parse_instance(data["instance"], "plan: instance")
-            job.plan = await asyncio.to_thread(Plan.model_validate, {**data, "instance": instance})
-            plan = job.plan
+            job.plan = plan = await asyncio.to_thread(parse_plan, line.pop("plan"), "plan")
             line["interrupted"] |= job.cancelled  # CP-SAT ends on the signal without a word
             line |= {
                 "status": plan.status,
@@ -142,18 +142,19 @@ class JobBoard:
 
     async def cancel(self, job: Job) -> None:
         """Ask the search to stop and keep its best plan; end it by force when it does not listen."""
-        if not job.running:
-            return
-        job.cancelled = True
-        loop = asyncio.get_running_loop()
-        for again in range(REMINDERS):
-            loop.call_later(again * PATIENCE / REMINDERS, self._interrupt, job)
-        loop.call_later(PATIENCE, self._kill, job)
+        if job.running and not job.cancelled:
+            job.cancelled = True
+            self._keep(self._end(job))
 
-    def _interrupt(self, job: Job) -> None:
-        if job.running and job.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                job.process.send_signal(signal.SIGINT)
+    async def _end(self, job: Job) -> None:
+        for _ in range(round(PATIENCE / REMINDER)):
+            if not job.running:
+                return
+            if job.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    job.process.send_signal(signal.SIGINT)
+            await asyncio.sleep(REMINDER)
+        self._kill(job)
 
     def _kill(self, job: Job) -> None:
         if job.process is not None and job.process.returncode is None:
@@ -162,8 +163,10 @@ class JobBoard:
 
     async def close(self) -> None:
         """End every search that still runs, and wait until its process is gone."""
-        for job in self._jobs.values():
-            self._kill(job)
+        while any(job.running for job in self._jobs.values()):  # some may only be starting
+            for job in self._jobs.values():
+                self._kill(job)
+            await asyncio.sleep(0.05)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 

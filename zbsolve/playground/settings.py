@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages, parse_instance, raise_first
+from zbsolve.instance import SCHEMA, Instance, equal_stages, parse_instance, raise_first, require_schema
 
 # Above this a page answers too slowly to play with; the command line has no such limit.
 MOST_TASKS = 60_000
@@ -63,6 +63,7 @@ class Settings(BaseModel):
             Sizes that do not fit together, a bad cap, or more tasks than a page can show.
         """
         if self.instance is not None:
+            require_schema(self.instance, "instance", SCHEMA)
             instance = parse_instance(self.instance, "instance")
         else:
             chunks = 1 if self.placement == "linear" else self.v

@@ -5,8 +5,10 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from zbsolve.advise import Advice, Candidate, percent
+from zbsolve.advise import Advice, Candidate
+from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.report.sweep_text import front_table
+from zbsolve.report.text import percent
 
 
 def _way(candidate: Candidate) -> str:
@@ -24,10 +26,11 @@ def summary_lines(advice: Advice, time_unit: str, memory_unit: str) -> list[str]
     best = advice.best.outcome
     gap = max(0.0, 1 - best.lower_bound / best.step) if best.step else 0.0
     split = ",".join(map(str, best.layers_per_stage))
+    proven = "the best" if gap <= OPTIMAL_GAP else f"within {percent(gap)} of the best"
     lines = [
         f"recommended  {_way(advice.best)}",
-        f"step         {best.step:.6g} {time_unit} ({best.per_sample:.5g} a sample), proven within "
-        f"{percent(gap)} of the best for these choices",
+        f"step         {best.step:.6g} {time_unit} ({best.per_sample:.5g} a sample), proven {proven} for "
+        "these choices",
         f"layers       {split} per stage; at most {best.peak_memory:,.0f} {memory_unit} on a device",
     ]
     if advice.next_best is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from zbsolve.report.text import time_text
+from zbsolve.report.text import percent, time_text
 from zbsolve.sweep.run import Result
 
 
@@ -44,7 +44,7 @@ def front_table(rows: Sequence[Result], title: str, time_unit: str, memory_unit:
             escape(config.schedule) + (" + recompute" if config.recompute else ""),
             time_text(outcome.step),
             time_text(outcome.per_sample),
-            f"{gap:.2%}",
+            percent(gap),
             time_text(outcome.peak_memory),
             ",".join(map(str, outcome.layers_per_stage)),
         )

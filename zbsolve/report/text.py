@@ -7,6 +7,7 @@ most of it; where many short tasks share a column, the small letter of the kind 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,18 @@ IDLE = "."
 def time_text(value: float) -> str:
     """A time or memory amount with enough digits to compare."""
     return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def percent(share: float) -> str:
+    """A share in per cent to two decimals, to more where these would show a zero that it is not.
+
+    What float64 rounding leaves counts as zero.
+    """
+    value = 100 * share
+    if abs(value) < 1e-7:
+        return "0.00%"
+    decimals = 2 if abs(value) >= 0.005 else -math.floor(math.log10(abs(value)))
+    return f"{value:.{decimals}f}%"
 
 
 def gantt(instance: Instance, lanes: Sequence[tuple[str, Schedule]], width: int) -> list[Text]:

@@ -75,14 +75,25 @@ class Grid:
     def configs(self, cluster: Cluster) -> list[Config]:
         """Every configuration that has enough devices, in a fixed order."""
         if bool(self.m) == (self.global_batch is not None):
-            raise InputError("sweep: give either the micro-batches (-m) or the global batch (--batch)")
+            raise InputError("give either the micro-batches (-m) or the global batch (--batch)")
         found = list(dict.fromkeys(self._crossed(cluster)))
         if not found:
-            raise InputError(
-                f"sweep: no configuration is left: p x d must fit on {cluster.num_devices} devices, and the "
-                "global batch must divide by micro-batch size x d"
-            )
+            raise InputError(self._nothing_left(cluster.num_devices))
         return found
+
+    def _nothing_left(self, devices: int) -> str:
+        """Why no configuration is left."""
+        replicas = [d for d in self.d if d * min(self.p) <= devices]
+        if not replicas:
+            return (
+                f"no configuration is left: {min(self.p)} pipeline devices x {min(self.d)} replicas are more "
+                f"than the cluster's {devices} devices: use fewer"
+            )
+        units = sorted({b * d for b in self.microbatch_sizes for d in replicas})
+        return (
+            f"no configuration is left: a batch of {self.global_batch} is no multiple of micro-batch size x "
+            f"replicas ({', '.join(map(str, units))}): change the batch, or the micro-batch size (-b)"
+        )
 
     def _crossed(self, cluster: Cluster) -> Iterator[Config]:
         for p, d, placement, b in product(self.p, self.d, self.placements, self.microbatch_sizes):
