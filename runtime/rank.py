@@ -24,10 +24,10 @@ from zbsolve.instance import Instance
 from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan, load_plan
 from zbsolve.runtime import checkpoint, models
+from zbsolve.runtime.copies import Held, aliases, shared_buffers
 from zbsolve.runtime.emulation import EmulatedStages
 from zbsolve.runtime.executor import Executor, OpRecord
 from zbsolve.runtime.faults import FaultAt, SlowTransport
-from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
@@ -87,8 +87,6 @@ class Rank:
             )
         if options.data_parallel > 1 and instance.replicas > 1:
             raise InputError("the plan is bidirectional already: leave data_parallel at 1")
-        if options.accumulate > 1 and max(options.data_parallel, instance.replicas) > 1:
-            raise InputError("accumulate and several copies of a stage do not go together: leave one at 1")
         join(self.store, self.rank, self.size, self.backend, options.timeout, self.device)
         self.replica, self.index = divmod(self.rank, self.num_devices)
         self._make_groups(instance)
@@ -105,8 +103,11 @@ class Rank:
                 self._measure(executor, part, stages, turn)
         if self.updater is not None:
             self.updater.verify()  # puts the last update right; no step has run on it yet
-        if options.save is not None and isinstance(stages, RealStages):
-            self._save(options.save, stages)
+        if isinstance(stages, RealStages):
+            for copies in stages.copies:
+                copies.require_equal()
+            if options.save is not None:
+                self._save(options.save, stages)
         outcomes = []
         for number, (plan, (_, part)) in enumerate(zip(plans, prepared, strict=True)):
             if self.updater is not None:
@@ -128,7 +129,7 @@ class Rank:
                 )
 
     def _make_groups(self, instance: Instance) -> None:
-        """Ranks of this pipeline (for messages, and for control), of this device, and of stages' twins."""
+        """Ranks of this pipeline (for messages, and for control), and of this device."""
         p, count = self.num_devices, self.options.data_parallel
         self.pipeline = self.siblings = None
         for r in range(count):
@@ -137,18 +138,19 @@ class Rank:
             control = dist.new_group(ranks, backend="gloo")
             if r == self.replica:
                 self.pipeline, self.control = group, control
-        self.twins: dict[int, dist.ProcessGroup | None] = {}
-        for stage in range(instance.chain) if instance.replicas > 1 else ():
-            homes = sorted(
-                {instance.stages[stage + r * instance.chain].device for r in range(instance.replicas)}
-            )
-            group = dist.new_group(homes) if len(homes) > 1 else None
-            if self.index in homes:
-                self.twins[stage] = group
         for d in range(p) if count > 1 else ():
             group = dist.new_group([r * p + d for r in range(count)])
             if d == self.index:
                 self.siblings = group
+        self._copy_groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def _group_of(self, devices: Sequence[int]) -> dist.ProcessGroup | None:
+        """The ranks of some devices in all pipelines; None for one rank. Every rank asks alike."""
+        p = self.num_devices
+        ranks = tuple(sorted(r * p + d for r in range(self.options.data_parallel) for d in devices))
+        if ranks not in self._copy_groups:
+            self._copy_groups[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        return self._copy_groups[ranks]
 
     def _split(self, model: models.PipelineModel, instance: Instance) -> tuple[int, ...]:
         layers = len(model.layers)
@@ -163,7 +165,8 @@ class Rank:
             return EmulatedStages(instance, time_unit(instance), options.payload_mib)
         model = models.load_model(options.model, options.seed)
         self._layers = self._split(model, instance)
-        check_model(model, instance, self._layers)
+        self._ties = check_model(model, instance, self._layers)
+        buffers = shared_buffers(model, self._layers, instance)
         stages = RealStages(
             model,
             instance,
@@ -178,9 +181,13 @@ class Rank:
             siblings=self.siblings,
             autocast=_AUTOCAST[options.precision],
         )
-        stages.twins = self.twins
+        stages.shared_buffers = buffers
         if options.load is not None:
             checkpoint.load(Path(options.load), stages.stages, self._layers)
+        held = Held(instance, self._layers, {s: stage.module for s, stage in stages.stages.items()})
+        stages.copies = held.find_copies(self._ties, self._group_of)
+        for copies in stages.copies:
+            copies.begin_equal()
         # Each pipeline agrees by itself.
         stages.agree(
             dist.PrefixStore(f"pipeline{self.replica}", self.store),  # type: ignore[attr-defined]
@@ -195,9 +202,7 @@ class Rank:
             float16=options.precision == "float16",
             group=self.control,
             buffers=[b for stage in stages.stages.values() for b in stage.module.buffers()],
-            counted=unique(
-                p for s, stage in stages.stages.items() if s < instance.chain for p in stage.parameters
-            ),
+            counted=held.counted(self._ties, self.index),
         )
         if options.load is not None and self.updater.optimizer is not None:
             checkpoint.load_optimizer(Path(options.load), stages.stages, self._layers, self.updater.optimizer)
@@ -207,7 +212,12 @@ class Rank:
         assert self.updater is not None
         if self.replica == 0:
             checkpoint.save_piece(
-                Path(folder), self.index, stages.stages, self._layers, self.updater.optimizer
+                Path(folder),
+                self.index,
+                stages.stages,
+                self._layers,
+                self.updater.optimizer,
+                aliases(self._ties),
             )
         dist.barrier()
         if self.rank == 0:
@@ -225,6 +235,7 @@ class Rank:
             assert self.updater is not None
             self.updater.clear()
             stages.scale = self.updater.scale.value
+            stages.reduces = self._is_update(0)
             with stages.accounting():
                 executor.step(0)
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
@@ -233,7 +244,8 @@ class Rank:
             part["levels"] = stages.memory.levels
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
             if self.options.check_gradients:
-                part["difference"] = asdict(self._check(plan, stages))
+                with stages.summed():
+                    part["difference"] = asdict(self._check(plan, stages))
             self._update(stages, 0)
         return executor, part
 

@@ -10,7 +10,7 @@ random state are undone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
 from zbsolve.runtime.boundary import Boundary
+from zbsolve.runtime.copies import Copies, Tie, find_ties
 from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.ledger import MemoryLedger
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
@@ -36,27 +37,19 @@ from zbsolve.runtime.values import flatten, unflatten
 _WEIGHT_TOLERANCE = 1e-6
 
 
-def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:
-    """Refuse, by name, what would give wrong gradients. The same answer on every rank.
+def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> tuple[Tie, ...]:
+    """Refuse, by name, what would give wrong gradients; the weights under several names of the rest.
+
+    The same answer on every rank.
 
     Raises
     ------
     InputError
-        Compiled or data-parallel layers, gradient hooks, or a parameter shared by stages of two devices.
+        Compiled or data-parallel layers, gradient hooks, or memory shared by parameters of two devices.
     """
-    owners: dict[nn.Parameter, tuple[int, str]] = {}
-    for stage, held in enumerate(stage_ranges(split)):
-        for index in held:
-            refuse_unsupported(model.layers[index], f"layer {index}")
-            for name, parameter in model.layers[index].named_parameters():
-                label = f"layer {index}.{name}"
-                first, first_label = owners.setdefault(parameter, (stage, label))
-                here, there = instance.stages[stage].device, instance.stages[first].device
-                if here != there:
-                    raise InputError(
-                        f"{label} (stage {stage}, device {here}) is the same parameter as {first_label} "
-                        f"(stage {first}, device {there}): put both layers on one device, or untie them"
-                    )
+    for index in range(len(model.layers)):
+        refuse_unsupported(model.layers[index], f"layer {index}")
+    return find_ties(model, split, instance)
 
 
 def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
@@ -110,18 +103,22 @@ class RealStages:
         self.pipeline, self.siblings = pipeline, siblings
         self.autocast = autocast
         self.scale = 1.0
-        # Stage of the model -> group over its replicas' devices, None where one device has them all.
-        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        # Weights with more than one copy, in the order that all ranks have; summed by :meth:`end`.
+        self.copies: list[Copies] = []
+        # Per stage, names of buffers that another device has, too -> how that one is called.
+        self.shared_buffers: dict[int, dict[str, str]] = {}
         self.reduces = True
         self._reducing: list[dist.Work] = []
         self._unfinished: set[int] = set()
         self.chain = instance.chain
         ranges = stage_ranges(split)
         self.stages: dict[int, SplitStage] = {}
+        copied: dict[int, dict[int, Any]] = {}  # replica -> what copy.deepcopy has copied of it
         for s in instance.stages_on(device_index):
             held = [model.layers[i] for i in ranges[s % self.chain]]
             if s >= self.chain:
-                held = copy.deepcopy(held)  # another replica has weights of its own, equal at the start
+                # Another replica has weights of its own, equal at the start and tied as the first one's.
+                held = copy.deepcopy(held, copied.setdefault(s // self.chain, {}))
             layers = StageLayers(held).to(device).train()
             self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
@@ -194,7 +191,7 @@ class RealStages:
         self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
     ) -> tuple[list[torch.Tensor], str]:
         module = self.stages[s].module
-        with _undone(module), torch.enable_grad(), self.stages[s].casting():
+        with _undone(module) as buffers, torch.enable_grad(), self.stages[s].casting():
             leaves = [
                 t.detach().requires_grad_(n) if n else t.detach()
                 for t, n in zip(inputs, boundary.needs, strict=True)
@@ -210,8 +207,19 @@ class RealStages:
                 raise InputError(f"stage {s} passes {len(outputs)} tensors on: pass at most {MAX_PARTS}")
             refuse_graph(outputs, f"stage {s} ({self.instance.stages[s].name or 'unnamed'})")
             needs = tuple(t.requires_grad for t in outputs)
+            self._refuse_diverging(s, buffers)
         outputs = [t.detach() for t in outputs]
         return outputs, Boundary(spec, _shapes(outputs), needs).to_text()
+
+    def _refuse_diverging(self, s: int, before: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a buffer of several devices that a forward changes: each would follow its own stages."""
+        current = dict(self.stages[s].module.named_buffers())
+        for name, label in self.shared_buffers.get(s, {}).items():
+            if not torch.equal(current[name], before[name]):
+                raise InputError(
+                    f"stage {s} changes its buffer {name}, which is layer {label} of another device, too: "
+                    "give each layer a buffer of its own, or put both on one device"
+                )
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -316,9 +324,10 @@ class RealStages:
         self._unfinished.discard(stage)
         if not self.reduces or self.siblings is None:
             return
-        later = {p for s in self._unfinished for p in self.stages[s].parameters}
+        apart = {p for s in self._unfinished for p in self.stages[s].parameters}
+        apart.update(p for copies in self.copies for p in copies.parameters)  # their sum is over more ranks
         for parameter in self.stages[stage].parameters:
-            if parameter not in later:
+            if parameter not in apart:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)  # the others may have one
                 work = dist.all_reduce(parameter.grad, group=self.siblings, async_op=True)
@@ -326,28 +335,30 @@ class RealStages:
                 self._reducing.append(work)
 
     def end(self) -> None:
-        """Wait for the sums that :meth:`complete` began, and sum over the replicas of each stage.
-
-        Every device takes the stages in model order, so that no two wait for each other.
-        """
+        """Wait for the sums that :meth:`complete` began, and sum over the copies of each weight."""
         for work in self._reducing:
             work.wait()
         self._reducing.clear()
-        if not self.reduces:
+        if self.reduces:
+            for copies in self.copies:
+                copies.sum_gradients()
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """Gradients as they would be summed over the ranks, where the step's end has not done it."""
+        if self.reduces:
+            yield
             return
-        for stage, group in sorted(self.twins.items()):
-            own = [split.parameters for s, split in self.stages.items() if s % self.chain == stage]
-            for copies in zip(*own, strict=True):
-                total = torch.zeros_like(copies[0])
-                for parameter in copies:
-                    if parameter.grad is not None:
-                        total += parameter.grad
-                if group is not None:
-                    dist.all_reduce(total, group=group)
-                for parameter in copies:
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    parameter.grad.copy_(total)
+        own = [None if p.grad is None else p.grad.clone() for p in self.parameters]
+        self.reduces = True
+        self._unfinished = set(self.stages)
+        for stage in self.stages:
+            self.complete(stage)
+        self.end()
+        yield
+        for parameter, gradient in zip(self.parameters, own, strict=True):
+            parameter.grad = gradient
+        self.reduces = False
 
     def step_loss(self) -> float | None:
         """What this device's micro-batches add to the step's loss; None where no last stage is."""
@@ -377,11 +388,11 @@ class RealStages:
 
 
 @contextmanager
-def _undone(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward does to buffers and random state."""
+def _undone(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Undo what a forward does to buffers and random state; yields the buffers as they were."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng():
-        yield
+        yield before
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in before:

@@ -325,6 +325,42 @@ def tied_across() -> Model:
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
 
 
+class Two(nn.Module):
+    """Two Linears, one after the other, on top of its input."""
+
+    def __init__(self, first: nn.Linear, second: nn.Linear) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+def woven() -> Model:
+    """Four layers, every two of which share a weight: a-b, c-a, b-d, d-c."""
+    a, b, c, d = (nn.Linear(6, 6) for _ in range(4))
+    return Model([Two(a, b), Two(c, a), Two(b, d), Two(d, c)], rows=8)
+
+
+def shared_norm() -> Model:
+    """One batch norm, with running means, in the first and the last layer."""
+    norm = Normed()
+    return Model([norm, nn.Tanh(), norm])
+
+
+def same_memory() -> Model:
+    """Two Linears whose weights share memory without being one parameter."""
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight.data = first.weight.data
+    return Model([first, nn.Tanh(), last])
+
+
+def tied_training() -> Model:
+    """The same Linear first and last, on eight rows."""
+    shared = nn.Linear(6, 6)
+    return Model([shared, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), shared], rows=8)
+
+
 class Gather(nn.Module):
     """Embeds the ids, shifts by a float of the batch, and passes the mask on."""
 
@@ -403,6 +439,35 @@ def llama_of_transformers() -> Any:
         tie_word_embeddings=False,
     )
     return LlamaForCausalLM(config)
+
+
+def gpt2_of_transformers(tied: bool) -> Any:
+    """transformers' own GPT-2 of two blocks, with random weights, its head tied to the embedding or not."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=40,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=tied,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def tied_gpt2() -> Any:
+    """That GPT-2 as a pipeline model, head and embedding one weight."""
+    from zbsolve.runtime.adapters import causal_lm
+
+    generator = torch.Generator()
+    return causal_lm(
+        gpt2_of_transformers(True),
+        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
+    )
 
 
 def small_llama() -> Any:

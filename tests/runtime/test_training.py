@@ -36,7 +36,7 @@ def alone(
     """The losses of the same training without any pipeline; step 0 is not among them, as in a run."""
     built = load_model(f"runtime_cases:{model}", 0)
     stages = [StageLayers([built.layers[i] for i in held]).train() for held in stage_ranges(split)]
-    parameters = [p for stage in stages for p in stage.parameters()]
+    parameters = list(dict.fromkeys(p for stage in stages for p in stage.parameters()))
     optimizer = torch.optim.Adam(parameters, lr=lr)
     losses = []
     for step in range(steps + 1):
