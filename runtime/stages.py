@@ -25,12 +25,13 @@ from zbsolve.memory import Pairs
 from zbsolve.runtime.boundary import Boundary
 from zbsolve.runtime.copies import Copies, Tie, find_ties
 from zbsolve.runtime.gradient_sums import unique
-from zbsolve.runtime.ledger import MemoryLedger
+from zbsolve.runtime.ledger import MemoryLedger, Noted
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.status import Status
+from zbsolve.runtime.transients import measure_rise, watch_of
 from zbsolve.runtime.transport import MAX_PARTS, Shape
 from zbsolve.runtime.values import flatten, unflatten
 
@@ -123,6 +124,7 @@ class RealStages:
             self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
         self.memory = MemoryLedger()
+        self._watch = watch_of(device)
         self._boundaries: dict[str, dict[int, Boundary]] = {}
         self._step = 0
         self._data: list[MicroBatch] = []
@@ -250,21 +252,35 @@ class RealStages:
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op on the stage's layers."""
         split = self.stages[stage]
-        if op == "F":
-            result = self._forward(split, stage, microbatch, received)
-        elif op == "W":
-            split.backward_weight(microbatch)
-            result = []
-        elif op == "R":
-            split.recompute(microbatch)
-            result = []
-        else:
-            gradients = self._output_gradients(stage, microbatch, received)
-            back = split.backward_input if op == "B" else split.backward_fused
-            result = [g for g in back(microbatch, gradients) if g is not None]
-        if split.accounting:
-            self.memory.note(op, stage, split.held_bytes(microbatch), self._held())
+        if not split.accounting:
+            return self._compute(split, op, stage, microbatch, received)
+        before = self._held()
+        result, rise = measure_rise(
+            split,
+            microbatch,
+            received,
+            self._watch,
+            lambda: self._compute(split, op, stage, microbatch, received),
+        )
+        # The allocator's level has what an op takes over from the moment it was received.
+        highest = before + (self._watch.rise if self.device.type == "cuda" else rise)
+        self.memory.note(op, stage, Noted(split.held_bytes(microbatch), rise, self._held(), highest))
         return result
+
+    def _compute(
+        self, split: SplitStage, op: str, stage: int, microbatch: int, received: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if op == "F":
+            return self._forward(split, stage, microbatch, received)
+        if op == "W":
+            split.backward_weight(microbatch)
+            return []
+        if op == "R":
+            split.recompute(microbatch)
+            return []
+        gradients = self._output_gradients(stage, microbatch, received)
+        back = split.backward_input if op == "B" else split.backward_fused
+        return [g for g in back(microbatch, gradients) if g is not None]
 
     def _forward(
         self, split: SplitStage, stage: int, microbatch: int, received: list[torch.Tensor]
@@ -370,8 +386,13 @@ class RealStages:
 
     @contextmanager
     def accounting(self) -> Iterator[None]:
-        """Count what every stage holds at each op boundary (too slow for a timed step)."""
+        """Count what every stage holds around each op (too slow for a timed step)."""
         self.memory = MemoryLedger()
+        self._watch = watch_of(self.device)
+        # Gradients are static memory, and no op's.
+        made = [p for p in self.parameters if p.grad is None]
+        for parameter in made:
+            parameter.grad = torch.zeros_like(parameter)
         for stage in self.stages.values():
             stage.accounting = True
         try:
@@ -379,6 +400,9 @@ class RealStages:
         finally:
             for stage in self.stages.values():
                 stage.accounting = False
+            for parameter in made:
+                if parameter.grad is not None and not bool(parameter.grad.count_nonzero()):
+                    parameter.grad = None
 
     def _held(self) -> int:
         """On CUDA what the allocator handed out since the step began, elsewhere what stages account for."""
