@@ -27,7 +27,6 @@ class MemoryLedger:
         self.rises: dict[str, dict[int, int]] = {op: {} for op in ("F", "B", "W", "BW")}
         self.levels: list[int] = []
         self.highest: list[int] = []
-        self.peak = 0
 
     def note(self, op: str, stage: int, noted: Noted) -> None:
         """Note an op that has ended."""
@@ -36,4 +35,3 @@ class MemoryLedger:
                 table[op][stage] = max(value, table[op].get(stage, 0))
         self.levels.append(noted.after)
         self.highest.append(max(noted.highest, noted.after))
-        self.peak = max(self.peak, noted.after)

@@ -113,7 +113,7 @@ def merge(
                 split[s] = mechanism
         memory = MEMORY_UNITS.get(instance.memory_unit)
         if memory is not None:
-            peak = tuple((part["static"] + part["peak"]) / memory for part in first)
+            peak = tuple((part["static"] + max(part["highest"], default=0)) / memory for part in first)
             levels, highest = (
                 tuple(tuple((part["static"] + level) / memory for level in part[what]) for part in first)
                 for what in ("levels", "highest")

@@ -241,7 +241,6 @@ class Rank:
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
             part["rises"] = {op: sorted(by_stage.items()) for op, by_stage in stages.memory.rises.items()}
             part["static"] = stages.static_bytes()
-            part["peak"] = stages.memory.peak
             part["levels"] = stages.memory.levels
             part["highest"] = stages.memory.highest
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]

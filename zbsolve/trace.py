@@ -101,10 +101,9 @@ class Trace(_FileModel):
     """Measured steps of one plan.
 
     ``split`` names, per stage, how the backward was split ("deferred", "generic" or "emulated").
-    ``peak_memory`` is the highest memory per device at op boundaries, in the instance's memory unit:
-    static memory plus activations; null when nothing real was held. ``memory`` is that memory after each
-    op of each device, in program order; ``memory_during`` the most while each op ran, as far as the runtime
-    can see it.
+    ``peak_memory`` is the highest memory per device, in the instance's memory unit: static memory plus
+    activations, and transients as far as the runtime sees them; null when nothing real was held. ``memory``
+    is the memory after each op of each device, in program order; ``memory_during`` the most while each ran.
     """
 
     schema_: Literal["zbsolve.trace/1"] = Field(default="zbsolve.trace/1", alias="schema")
