@@ -43,6 +43,9 @@ class RunOptions:
         Largest norm of all gradients together; larger ones are scaled down to it.
     precision : "float32", "bfloat16" or "float16"
         Autocast type of every F; float16 also scales the loss, dynamically.
+    async_weights : bool
+        W's of deferred stages on a CUDA stream of their own, behind everything else; nothing waits for them
+        but what adds to the same gradients and the step's end. No plan says it: it is the run's choice.
     data_parallel : int
         Pipelines side by side, each with the plan's number of micro-batches of every step.
     load, save : str, optional
@@ -69,6 +72,7 @@ class RunOptions:
     clip: float | None = None
     precision: Precision = "float32"
     accumulate: int = 1
+    async_weights: bool = False
     data_parallel: int = 1
     load: str | None = None
     save: str | None = None

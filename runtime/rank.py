@@ -29,6 +29,7 @@ from zbsolve.runtime.emulation import EmulatedStages
 from zbsolve.runtime.executor import Executor, OpRecord
 from zbsolve.runtime.faults import FaultAt, SlowTransport
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
+from zbsolve.runtime.lanes import CudaStreams
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
 from zbsolve.runtime.stages import RealStages, check_model
@@ -229,7 +230,17 @@ class Rank:
     ) -> tuple[Executor, dict[str, Any]]:
         """The executor of a plan, after the untimed step whose memory and gradients are looked at."""
         strike = FaultAt(self.options.faults) if self.options.faults else None
-        executor = Executor(plan.instance, plan.programs[self.index], stages, transport, self.status, strike)
+        cuda = self.device.type == "cuda"
+        executor = Executor(
+            plan.instance,
+            plan.programs[self.index],
+            stages,
+            transport,
+            self.status,
+            strike,
+            aside=self._stages_aside(stages),
+            streams=CudaStreams(self.device) if cuda else None,
+        )
         part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
         if isinstance(stages, RealStages):
             assert self.updater is not None
@@ -249,6 +260,14 @@ class Rank:
                     part["difference"] = asdict(self._check(plan, stages))
             self._update(stages, 0)
         return executor, part
+
+    def _stages_aside(self, stages: RealStages | EmulatedStages) -> frozenset[int]:
+        """Stages whose W's have a stream of their own: autograd runs the generic ones on their F's."""
+        if not self.options.async_weights or isinstance(stages, EmulatedStages):
+            return frozenset()
+        if self.device.type != "cuda":
+            raise InputError("async_weights needs a GPU, and this run is on CPU: leave it out")
+        return frozenset(s for s, stage in stages.stages.items() if stage.mechanism == "deferred")
 
     def _measure(
         self, executor: Executor, part: dict[str, Any], stages: RealStages | EmulatedStages, turn: int

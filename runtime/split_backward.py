@@ -249,6 +249,12 @@ class SplitStage:
             record.held.append((self.parameters[lowest], found[0]))
         return []
 
+    def put_aside(self, microbatch: int) -> list[torch.Tensor]:
+        """Tensors that the deferred W of a micro-batch will read."""
+        record = self._passes[microbatch]
+        tensors = [t for call in record.store.calls for t in (call.x, call.grad)]
+        return tensors + [gradient for _, gradient in record.held]
+
     def backward_weight(self, microbatch: int) -> None:
         """W: add the micro-batch's weight gradients to ``Parameter.grad`` and free what it held."""
         record = self._passes.pop(microbatch)

@@ -332,6 +332,10 @@ class RealStages:
         rest = iter(received)
         return [next(rest) if need else None for need in needs]
 
+    def put_aside(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
+        """What the W of a micro-batch will read, and then free."""
+        return self.stages[stage].put_aside(microbatch)
+
     def complete(self, stage: int) -> None:
         """Begin to sum a stage's gradients over the pipelines, while other stages still compute.
 

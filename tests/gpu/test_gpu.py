@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import runtime_cases as cases
@@ -11,6 +12,7 @@ import torch
 from zbsolve.memory_check import compare_memory
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
 from zbsolve.runtime.executor import CudaClock
+from zbsolve.runtime.lanes import CudaStreams, Issued, Lanes, arrange
 from zbsolve.solver import solve
 from zbsolve.trace import compare
 
@@ -18,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: not run on a GPU"),
 ]
+DEVICE = torch.device("cuda", 0)
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 
@@ -71,6 +74,54 @@ def test_profile_of_one_gpu_adds_up() -> None:
     assert stage.t_bw is not None
     assert stage.t_f + stage.t_b + stage.t_w == pytest.approx(stage.t_f + stage.t_bw, rel=0.1)
     assert stage.mem_b > 0
+
+
+@pytest.mark.parametrize("aside", [False, True])
+@pytest.mark.parametrize("split", ["deferred", "generic"])
+def test_lanes_have_the_reference_gradients(split: str, aside: bool) -> None:
+    """F&B pairs on two streams, W's on a third: gradients and 4 losses as on one stream."""
+    options = RunOptions(
+        model="runtime_cases:residual",
+        steps=4,
+        warmup=0,
+        timeout=120.0,
+        backend="nccl",
+        split=split,  # type: ignore[arg-type]
+        async_weights=aside,
+    )
+    trace = run_plan(cases.paired_plan(), options)
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
+    plan = cases.paired_plan()
+    in_turn = cases.plan(plan.instance, plan.schedule().orders)  # the same order without pairs
+    alone = run_plan(in_turn, replace(options, async_weights=False))
+    assert trace.losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_a_pair_overlaps() -> None:
+    """Three kernels that wait on an SM each: as F, then an F&B pair, they take two lengths, not three."""
+    chain = [Issued("F", 0, 0), Issued("F", 0, 1, True), Issued("BW", 0, 0)]
+    lanes = Lanes(arrange(chain), CudaStreams(DEVICE))
+    cycles = 100_000_000  # tens of milliseconds
+
+    def seconds(together: bool) -> float:
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        if together:
+            lanes.begin()
+        for place in range(3):
+            if together:
+                lanes.enter(place)
+            torch.cuda._sleep(cycles)
+            if together:
+                lanes.leave(place)
+        if together:
+            lanes.end()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    seconds(True), seconds(False)
+    assert seconds(True) == pytest.approx(2 / 3 * seconds(False), rel=0.1)
 
 
 @several

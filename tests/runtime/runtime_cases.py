@@ -15,6 +15,7 @@ from zbsolve.graph import BW, B, F, Task, W
 from zbsolve.instance import Instance, make_instance, place
 from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
 from zbsolve.runtime.models import MicroBatch, cut_rows
+from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate
 
 
@@ -62,14 +63,33 @@ def all_forward_orders(given: Instance) -> list[list[Task]]:
 
 def plan(given: Instance, orders: Sequence[Sequence[Task]]) -> Plan:
     """A plan with hand-written orders and no bound."""
+    return plan_of_schedule(given, simulate(given, orders))
+
+
+def plan_of_schedule(given: Instance, schedule: Schedule) -> Plan:
+    """A plan of a hand-made schedule, without a bound."""
     return make_plan(
         given,
-        simulate(given, orders),
+        schedule,
         objective="makespan",
         lower_bound=0.0,
         proof=Proof(method="none", statement="hand-written"),
         solver=SolverInfo(name="hand", version="1"),
     )
+
+
+def paired_plan() -> Plan:
+    """One device, two stages: F, F, then pairs of F and BW of either, some W's split."""
+    given = instance(1, 3, "linear")
+    stage = given.stages[0].model_copy(update={"t_fb": 2.5})
+    given = given.with_changes(stages=[stage, stage])
+    order = [
+        Task(F, 0, 0), Task(F, 1, 0), Task(F, 0, 1), Task(BW, 1, 0), Task(F, 1, 1), Task(BW, 0, 0),
+        Task(F, 0, 2), Task(B, 1, 1), Task(W, 1, 1), Task(F, 1, 2), Task(B, 0, 1), Task(B, 1, 2),
+        Task(W, 1, 2), Task(BW, 0, 2), Task(W, 0, 1),
+    ]  # fmt: skip
+    pairs = frozenset([(Task(F, 0, 1), Task(BW, 1, 0)), (Task(F, 1, 1), Task(BW, 0, 0))])
+    return plan_of_schedule(given, simulate(given, [tuple(order)], pairs))
 
 
 class Model:

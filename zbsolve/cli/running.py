@@ -185,6 +185,9 @@ def run_command(
     clip: Annotated[float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients.")] = None,
     precision: Annotated[Precision, typer.Option(help="Autocast type of every F.")] = Precision.float32,
     accumulate: Annotated[int, typer.Option(min=1, help="Steps per optimizer step.")] = 1,
+    async_weights: Annotated[
+        bool, typer.Option("--async-weights", help="On CUDA: W's on a stream of their own.")
+    ] = False,
     data_parallel: Annotated[int, typer.Option(min=1, help="Pipelines side by side.")] = 1,
     load: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Begin from this checkpoint, of any split.")
@@ -225,6 +228,7 @@ def run_command(
         clip=clip,
         precision=precision.value,
         accumulate=accumulate,
+        async_weights=async_weights,
         data_parallel=data_parallel,
         load=None if load is None else str(load),
         save=None if save is None else str(save),
