@@ -381,6 +381,34 @@ def tied_training() -> Model:
     return Model([shared, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), shared], rows=8)
 
 
+class Saves(nn.Module):
+    """Keeps its input for the backward, and hands a view of it on beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDE, WIDE, bias=False)
+
+    def forward(self, value: Any) -> Any:
+        x = value if isinstance(value, torch.Tensor) else value[0] + value[1].t()
+        return torch.tanh(self.linear(x)) * x, x.t()
+
+
+class Joins(nn.Module):
+    """Uses both."""
+
+    def forward(self, value: Any) -> torch.Tensor:
+        result: torch.Tensor = value[0] * value[1].t()
+        return result
+
+
+WIDE = 512
+
+
+def wide() -> Model:
+    """Messages of 1 MiB (512 x 512 floats) that stages save, view and pass on."""
+    return Model([Saves(), Saves(), Saves(), Joins()], width=WIDE, rows=6 * WIDE)
+
+
 class Gather(nn.Module):
     """Embeds the ids, shifts by a float of the batch, and passes the mask on."""
 
