@@ -1,8 +1,8 @@
 """Memory for received tensors, used again as soon as nothing refers to it.
 
 Whether a stage still needs an input is known to nobody but the tensors themselves: autograd saves it, a
-layer returns a view of it, an array shares it. All of them share the tensor's storage, and a storage gives its
-memory back when the last of them is gone. So a block goes back into the pool at the end of its storage's
+layer returns a view of it, an array shares it. All of them share the tensor's storage, and a storage gives
+its memory back when the last of them is gone. So a block goes back into the pool at the end of its storage's
 life, which no user of the tensor can outlive, and is never taken back from one.
 
 Small tensors come from torch's allocator: glibc's own pool is a microsecond faster than this one. Large ones

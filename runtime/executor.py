@@ -26,7 +26,7 @@ from zbsolve.graph import Task, TaskKind
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
 from zbsolve.plan import Program
-from zbsolve.runtime.lanes import Issued, Lanes, StreamApi, arrange
+from zbsolve.runtime.lanes import Lanes
 from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
 from zbsolve.schedule import Schedule, TimedTask
@@ -211,20 +211,6 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
     return compiled
 
 
-def _issued(program: Program, pairs: Pairs) -> list[Issued]:
-    """A program as lanes see it."""
-    firsts = {forward for forward, _ in pairs}
-    return [
-        Issued(
-            action.op,
-            action.stage,
-            action.microbatch,
-            action.op == "F" and Task(TaskKind.F, action.stage, action.microbatch) in firsts,
-        )
-        for action in program.actions
-    ]
-
-
 def pairs_of(program: Program) -> Pairs:
     """The F&B pairs of a program."""
     timed = (
@@ -259,10 +245,9 @@ class Executor:
         status: Status,
         strike: Callable[[int, str, int, int], None] | None = None,
         *,
-        aside: Set[int] = frozenset(),
-        streams: StreamApi | None = None,
+        lanes: Lanes | None = None,
     ) -> None:
-        """``aside``: stages whose W's get a stream of their own; ``streams``: CUDA's, where there are any."""
+        """``lanes``: on which streams actions are issued, where one does not do."""
         self.strike = strike
         self.stages = stages
         self.transport = transport
@@ -271,9 +256,7 @@ class Executor:
         self._actions = _compile(instance, program)
         self._pairs = pairs_of(program)
         self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
-        self._lanes: Lanes | None = None
-        if streams is not None and (self._pairs or aside):
-            self._lanes = Lanes(arrange(_issued(program, self._pairs), aside), streams)
+        self._lanes = lanes
 
     def step(self, number: int, *, together: bool = True) -> list[OpRecord]:
         """Run all actions of one step, between two barriers unless not ``together``."""

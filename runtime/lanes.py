@@ -21,6 +21,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from zbsolve.graph import Task, TaskKind
+from zbsolve.instance import Instance
+from zbsolve.memory import Pairs
+from zbsolve.plan import Program
+
 MAIN, BESIDE, ASIDE = range(3)
 
 
@@ -31,6 +36,20 @@ class Issued(NamedTuple):
     stage: int
     microbatch: int
     paired: bool = False
+
+
+def issued(program: Program, pairs: Pairs) -> list[Issued]:
+    """A program as lanes see it."""
+    firsts = {forward for forward, _ in pairs}
+    return [
+        Issued(
+            action.op,
+            action.stage,
+            action.microbatch,
+            action.op == "F" and Task(TaskKind.F, action.stage, action.microbatch) in firsts,
+        )
+        for action in program.actions
+    ]
 
 
 class Launch(NamedTuple):
@@ -66,6 +85,34 @@ def arrange(actions: Sequence[Issued], aside: Set[int] = frozenset()) -> list[La
         launches.append(Launch(lane, tuple(p for p in waits if launches[p].lane != lane)))
         before_pair = list(tail) if paired else None
         tail = [*tail, place] if second else [place]
+    return launches
+
+
+def arrange_devices(
+    instance: Instance, actions: Sequence[Issued], tied: Sequence[Sequence[int]] = ()
+) -> list[Launch]:
+    """Lanes and waits of all devices' ops issued by one process: a lane a device, no messages.
+
+    ``tied`` are groups of stages that share a weight, whose W's and BW's must not add to it at once.
+    """
+    launches: list[Launch] = []
+    made: dict[tuple[str, int, int], int] = {}
+    added: dict[int, int] = {}  # group -> the op that added to its weight last
+    for place, (op, stage, microbatch, _) in enumerate(actions):
+        waits = []
+        if op == "F" and not instance.is_first(stage):
+            waits.append(made["F", stage - 1, microbatch])
+        if op in ("B", "BW") and not instance.is_last(stage):
+            waits.append(made["B", stage + 1, microbatch])
+        if op in ("W", "BW"):
+            for group, stages in enumerate(tied):
+                if stage in stages:
+                    waits += [added[group]] if group in added else []
+                    added[group] = place
+        made["B" if op == "BW" else op, stage, microbatch] = place
+        lane = instance.stages[stage].device
+        after = sorted({p for p in waits if launches[p].lane != lane})
+        launches.append(Launch(lane, tuple(after)))
     return launches
 
 

@@ -184,7 +184,9 @@ def _gradient_check(found: list[dict[str, Any] | None]) -> GradientCheck | None:
 
 
 def _hardware(options: RunOptions, size: int, device: torch.device) -> str:
-    if device.type == "cuda":
+    if options.green_contexts:
+        what = f"{torch.cuda.get_device_name(device)} cut into {size} parts (green contexts)"
+    elif device.type == "cuda":
         what = f"{size} x {torch.cuda.get_device_name(device)}"
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -22,16 +22,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.partition.splits import even_split
-from zbsolve.plan import Plan, check_plan, load_plan
+from zbsolve.plan import Plan, Program, check_plan, load_plan
 from zbsolve.runtime import checkpoint, models
 from zbsolve.runtime.copies import Held, aliases, shared_buffers
 from zbsolve.runtime.emulation import EmulatedStages
-from zbsolve.runtime.executor import Executor, OpRecord
+from zbsolve.runtime.executor import Executor, OpRecord, pairs_of
 from zbsolve.runtime.faults import FaultAt, SlowTransport
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
-from zbsolve.runtime.lanes import CudaStreams
+from zbsolve.runtime.green import GreenStreams, one_gpu
+from zbsolve.runtime.lanes import CudaStreams, Lanes, StreamApi, arrange, arrange_devices, issued
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
+from zbsolve.runtime.side_by_side import on_one_device, told_apart
 from zbsolve.runtime.stages import RealStages, check_model
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Transport, join
@@ -60,9 +62,12 @@ class Rank:
         self.rank, self.size = rank, size
         self.store, self.status = store, status
         wanted = "gloo" if self.options.emulate and self.options.backend == "auto" else self.options.backend
-        self.backend = choose_backend(wanted, size)
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
+        if self.options.green_contexts:
+            self.backend, self.device = "gloo", self._one_gpu()
+        else:
+            self.backend = choose_backend(wanted, size)
+            local = int(os.environ.get("LOCAL_RANK", rank))
+            self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
         self.updater: Updater | None = None
 
     def run(self) -> list[Outcome]:
@@ -76,7 +81,11 @@ class Rank:
             violations = check_plan(plan)
             if violations:
                 raise InputError(f"the plan is not valid: {violations[0]}: solve the instance again")
-        instance = plans[0].instance
+        # What this process and its like run: with green contexts one of them runs all devices.
+        alone = options.green_contexts
+        running = [on_one_device(plan) for plan in plans] if alone else plans
+        self.whole = plans[0].instance
+        instance = running[0].instance
         self.num_devices = instance.num_devices
         if instance.num_devices * options.data_parallel != self.size:
             pipelines = (
@@ -97,7 +106,7 @@ class Rank:
             if options.link_delay
             else Transport(self.device, self.pipeline)
         )
-        prepared = [self._prepare(plan, stages, transport) for plan in plans]
+        prepared = [self._prepare(plan, stages, transport) for plan in running]
         # Plans take turns step by step: a machine that slows down does so for all of them.
         for turn in range(options.warmup + options.steps):
             for executor, part in prepared:
@@ -113,7 +122,7 @@ class Rank:
         for number, (plan, (_, part)) in enumerate(zip(plans, prepared, strict=True)):
             if self.updater is not None:
                 part |= {"rollbacks": self.updater.rollbacks, "skipped": self.updater.skipped}
-            outcomes += self._gather(number, plan, part)
+            outcomes += self._gather(number, plan, part, running[number] if alone else None)
         dist.barrier()
         dist.destroy_process_group()
         return outcomes
@@ -181,6 +190,7 @@ class Rank:
             pipeline=self.pipeline,
             siblings=self.siblings,
             autocast=_AUTOCAST[options.precision],
+            homes=[stage.device for stage in self.whole.stages] if options.green_contexts else None,
         )
         stages.shared_buffers = buffers
         if options.load is not None:
@@ -230,17 +240,9 @@ class Rank:
     ) -> tuple[Executor, dict[str, Any]]:
         """The executor of a plan, after the untimed step whose memory and gradients are looked at."""
         strike = FaultAt(self.options.faults) if self.options.faults else None
-        cuda = self.device.type == "cuda"
-        executor = Executor(
-            plan.instance,
-            plan.programs[self.index],
-            stages,
-            transport,
-            self.status,
-            strike,
-            aside=self._stages_aside(stages),
-            streams=CudaStreams(self.device) if cuda else None,
-        )
+        program = plan.programs[self.index]
+        lanes = self._lanes(program, stages)
+        executor = Executor(plan.instance, program, stages, transport, self.status, strike, lanes=lanes)
         part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
         if isinstance(stages, RealStages):
             assert self.updater is not None
@@ -251,7 +253,10 @@ class Rank:
                 executor.step(0)
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
             part["rises"] = {op: sorted(by_stage.items()) for op, by_stage in stages.memory.rises.items()}
-            part["static"] = stages.static_bytes()
+            if stages.homes is None:
+                part["static"] = stages.static_bytes()
+            else:
+                part["static_of"] = [stages.static_bytes(home) for home in range(self.whole.num_devices)]
             part["levels"] = stages.memory.levels
             part["highest"] = stages.memory.highest
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
@@ -261,13 +266,29 @@ class Rank:
             self._update(stages, 0)
         return executor, part
 
-    def _stages_aside(self, stages: RealStages | EmulatedStages) -> frozenset[int]:
-        """Stages whose W's have a stream of their own: autograd runs the generic ones on their F's."""
-        if not self.options.async_weights or isinstance(stages, EmulatedStages):
-            return frozenset()
-        if self.device.type != "cuda":
+    def _lanes(self, program: Program, stages: RealStages | EmulatedStages) -> Lanes | None:
+        """The CUDA streams of a program; None where one stream, or none, does."""
+        if isinstance(stages, EmulatedStages):
+            return None
+        pairs = pairs_of(program)
+        if self.options.green_contexts:
+            tied = [tie.stages for tie in self._ties]
+            launches = arrange_devices(self.whole, issued(program, pairs), tied)
+            return Lanes(launches, self._parts(self.whole.num_devices))
+        if self.options.async_weights and self.device.type != "cuda":
             raise InputError("async_weights needs a GPU, and this run is on CPU: leave it out")
-        return frozenset(s for s, stage in stages.stages.items() if stage.mechanism == "deferred")
+        # Autograd runs the W's of generic stages on their F's stream.
+        deferred = {s for s, stage in stages.stages.items() if stage.mechanism == "deferred"}
+        aside = deferred if self.options.async_weights else set()
+        if self.device.type != "cuda" or not (pairs or aside):
+            return None
+        return Lanes(arrange(issued(program, pairs), aside), CudaStreams(self.device))
+
+    def _one_gpu(self) -> torch.device:
+        return one_gpu()
+
+    def _parts(self, count: int) -> StreamApi:
+        return GreenStreams(self.device, count)
 
     def _measure(
         self, executor: Executor, part: dict[str, Any], stages: RealStages | EmulatedStages, turn: int
@@ -336,12 +357,16 @@ class Rank:
         )
         return compare_gradients(stages, {s: reference[s % chain] for s in stages.stages})
 
-    def _gather(self, number: int, plan: Plan, part: dict[str, Any]) -> list[Outcome]:
+    def _gather(self, number: int, plan: Plan, part: dict[str, Any], alone: Plan | None) -> list[Outcome]:
+        """The outcome of a plan, on rank 0; ``alone`` is what it was run as where one process ran it all."""
         self.store.set(f"part/{number}/{self.rank}", json.dumps(part))
         if self.rank != 0:
             return []
         parts = [json.loads(self.store.get(f"part/{number}/{r}").decode()) for r in range(self.size)]
-        return [merge(plan, self.options, parts, self.device, self.backend)]
+        backend = self.backend
+        if alone is not None:
+            parts, backend = told_apart(parts[0], plan, alone), "none"
+        return [merge(plan, self.options, parts, self.device, backend)]
 
 
 def _resident_bytes() -> int:

@@ -79,6 +79,8 @@ class RealStages:
         every pipeline, which sum their gradients.
     autocast : torch.dtype, optional
         Type that every F runs under; ``scale`` multiplies every loss.
+    homes : sequence of int, optional
+        Where this device stands for several: which of them each stage belongs to, for memory's sake.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class RealStages:
         pipeline: dist.ProcessGroup | None = None,
         siblings: dist.ProcessGroup | None = None,
         autocast: torch.dtype | None = None,
+        homes: Sequence[int] | None = None,
     ) -> None:
+        self.homes = homes
         self.model, self.instance, self.seed = model, instance, seed
         self.device_index, self.device = device_index, device
         self.first_microbatch = replica * instance.total_microbatches
@@ -135,9 +139,10 @@ class RealStages:
         """Trainable parameters of this device, each once."""
         return unique(p for stage in self.stages.values() for p in stage.parameters)
 
-    def static_bytes(self) -> int:
-        """Parameters, their gradients, and two optimizer states for each trainable one."""
-        every = unique(p for stage in self.stages.values() for p in stage.module.parameters())
+    def static_bytes(self, home: int | None = None) -> int:
+        """Parameters, their gradients, and two optimizer states for each trainable one (of one home)."""
+        held = [stage for s, stage in self.stages.items() if self.homes is None or self.homes[s] == home]
+        every = unique(p for stage in held for p in stage.module.parameters())
         return sum(p.nbytes * (4 if p.requires_grad else 1) for p in every)
 
     # --- before step 1 --------------------------------------------------------------------------
@@ -254,7 +259,7 @@ class RealStages:
         split = self.stages[stage]
         if not split.accounting:
             return self._compute(split, op, stage, microbatch, received)
-        before = self._held()
+        before = self._held(stage)
         result, rise = measure_rise(
             split,
             microbatch,
@@ -263,8 +268,8 @@ class RealStages:
             lambda: self._compute(split, op, stage, microbatch, received),
         )
         # The allocator's level has what an op takes over from the moment it was received.
-        highest = before + (self._watch.rise if self.device.type == "cuda" else rise)
-        self.memory.note(op, stage, Noted(split.held_bytes(microbatch), rise, self._held(), highest))
+        highest = before + (self._watch.rise if self._asks_allocator else rise)
+        self.memory.note(op, stage, Noted(split.held_bytes(microbatch), rise, self._held(stage), highest))
         return result
 
     def _compute(
@@ -408,11 +413,18 @@ class RealStages:
                 if parameter.grad is not None and not bool(parameter.grad.count_nonzero()):
                     parameter.grad = None
 
-    def _held(self) -> int:
-        """On CUDA what the allocator handed out since the step began, elsewhere what stages account for."""
-        if self.device.type == "cuda":
+    @property
+    def _asks_allocator(self) -> bool:
+        """Whether what the device holds is what its allocator handed out: not for a part of a device."""
+        return self.device.type == "cuda" and self.homes is None
+
+    def _held(self, stage: int) -> int:
+        """What a stage's device holds: by the allocator since the step began, or as stages account for."""
+        if self._asks_allocator:
             return torch.cuda.memory_allocated(self.device) - self._allocated
-        return sum(stage.all_held_bytes() for stage in self.stages.values())
+        homes = self.homes
+        own = [split for s, split in self.stages.items() if homes is None or homes[s] == homes[stage]]
+        return sum(split.all_held_bytes() for split in own)
 
 
 @contextmanager

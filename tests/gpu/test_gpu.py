@@ -9,11 +9,13 @@ import pytest
 import runtime_cases as cases
 import torch
 
+from zbsolve.baselines import BASELINES
 from zbsolve.memory_check import compare_memory
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
 from zbsolve.runtime.executor import CudaClock
+from zbsolve.runtime.green import GreenStreams
 from zbsolve.runtime.lanes import CudaStreams, Issued, Lanes, arrange
-from zbsolve.solver import solve
+from zbsolve.solver import certify, solve
 from zbsolve.trace import compare
 
 pytestmark = [
@@ -122,6 +124,44 @@ def test_a_pair_overlaps() -> None:
 
     seconds(True), seconds(False)
     assert seconds(True) == pytest.approx(2 / 3 * seconds(False), rel=0.1)
+
+
+def test_parts_of_a_gpu_are_disjoint() -> None:
+    """Two parts at once take as long as one alone: neither has a multiprocessor of the other."""
+    streams = GreenStreams(DEVICE, 2)
+    assert streams.multiprocessors >= 1
+    lanes = [streams.create(part) for part in range(2)]
+    a = torch.randn(4096, 4096, device=DEVICE)
+
+    def seconds(used: list[torch.cuda.Stream]) -> float:
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for stream in used:
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    a @ a
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    seconds(lanes)
+    # One stream of the whole GPU twice over would take twice as long.
+    assert seconds(lanes) < 1.3 * seconds(lanes[:1])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "solved"])
+def test_one_gpu_cut_into_two(schedule: str) -> None:
+    """The GPT on two parts of one GPU, profiled there: right gradients, measured within a tenth of predicted."""
+    instance = profile_model(
+        ProfileOptions(num_devices=2, num_microbatches=8, timeout=120.0, green_contexts=True)
+    )
+    if schedule == "solved":
+        plan = solve(instance.with_memory_cap("2p"), time_limit=10.0).plan
+    else:
+        plan = certify(*BASELINES[schedule].schedule(instance), "makespan", schedule)
+    trace = run_plan(plan, RunOptions(steps=10, timeout=120.0, green_contexts=True))
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
+    assert compare(plan, trace).ratio == pytest.approx(1.0, abs=0.1)
 
 
 @several

@@ -15,9 +15,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import InputError
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.executor import Executor
+from zbsolve.runtime.executor import Executor, pairs_of
 from zbsolve.runtime.gradients import compare_gradients, reference_gradients, weight_orders
-from zbsolve.runtime.lanes import ASIDE, COMPUTE, Issued, Lanes, Launch, arrange
+from zbsolve.runtime.lanes import ASIDE, COMPUTE, Issued, Lanes, Launch, arrange, issued
 from zbsolve.runtime.models import load_model
 from zbsolve.runtime.stages import RealStages
 from zbsolve.runtime.status import Status
@@ -201,7 +201,9 @@ def test_the_executor_issues_on_lanes(split: Any) -> None:
     stages.agree(HashStore(), 1, status)
     aside = frozenset({1} if split == "deferred" else ())
     transport = Transport(torch.device("cpu"))
-    executor = Executor(plan.instance, plan.programs[0], stages, transport, status, aside=aside, streams=api)
+    program = plan.programs[0]
+    launches = arrange(issued(program, pairs_of(program)), aside)
+    executor = Executor(plan.instance, program, stages, transport, status, lanes=Lanes(launches, api))
     executor.step(0)
     at = {key: number for number, key in enumerate(stages.issued)}
     assert len(at) == 15
