@@ -69,6 +69,7 @@ class Rank:
             local = int(os.environ.get("LOCAL_RANK", rank))
             self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
         self.updater: Updater | None = None
+        self._green: StreamApi | None = None  # the parts of one GPU, when it is cut
 
     def run(self) -> list[Outcome]:
         """Run all plans. Outcomes on rank 0, nothing elsewhere."""
@@ -274,7 +275,9 @@ class Rank:
         if self.options.green_contexts:
             tied = [tie.stages for tie in self._ties]
             launches = arrange_devices(self.whole, issued(program, pairs), tied)
-            return Lanes(launches, self._parts(self.whole.num_devices))
+            if self._green is None:
+                self._green = self._parts(self.whole.num_devices)
+            return Lanes(launches, self._green)
         if self.options.async_weights and self.device.type != "cuda":
             raise InputError("async_weights needs a GPU, and this run is on CPU: leave it out")
         # Autograd runs the W's of generic stages on their F's stream.

@@ -150,7 +150,7 @@ def test_parts_of_a_gpu_are_disjoint() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "solved"])
 def test_one_gpu_cut_into_two(schedule: str) -> None:
-    """The GPT on two parts of one GPU, profiled there: right gradients, measured within a tenth of predicted."""
+    """The GPT on two parts of one GPU, profiled there: right gradients, measured as predicted to a tenth."""
     instance = profile_model(
         ProfileOptions(num_devices=2, num_microbatches=8, timeout=120.0, green_contexts=True)
     )

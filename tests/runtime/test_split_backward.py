@@ -471,21 +471,35 @@ def test_memory_is_counted_and_freed(mechanism: Mechanism) -> None:
     assert gone() is None
 
 
+PASSING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "GPT block": (lambda: GPT(width=32, blocks=2, heads=2, context=16).layers[1], (2, 16, 32)),
+    "checkpoint": (lambda: nn.Sequential(nn.Linear(6, 6), Checkpointed()), (4, 6)),
+    "convolutions": (lambda: Convolutions(), (2, 3, 12, 12)),
+    "w twice": (lambda: Twice(), (1, 2)),
+    "view": (lambda: View("transposed"), (4, 5, 6)),
+}
+
+
 @both
 @fuse_or_split
 @pytest.mark.parametrize("accounting", [False, True])
-def test_nothing_is_left_of_a_microbatch(mechanism: Mechanism, fused: bool, accounting: bool) -> None:
-    """Once a GPT block's micro-batch is through, no tensor of it is alive, without a garbage collection."""
-    stage = SplitStage(GPT(width=32, blocks=2, heads=2, context=16).layers[1], 0, mechanism)
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", PASSING)
+def test_nothing_is_left_of_a_microbatch(
+    mechanism: Mechanism, fused: bool, accounting: bool, first: bool, kind: str
+) -> None:
+    """Once a micro-batch is through a stage, no tensor of it is alive, without a garbage collection."""
+    build, shape = PASSING[kind]
+    stage = SplitStage(build(), 0, mechanism)
     stage.accounting = accounting
     watch = LiveTensors()
-    x = torch.randn(2, 16, 32)
+    x = torch.randn(*shape)
     alive = []
     gc.disable()
     try:
         for _ in range(3):
             with watch.op([]):
-                (out,), _ = stage.forward(0, 0, [x], [True], "tensor", fused=fused)
+                (out,), _ = stage.forward(0, 0, [x], [not first], "tensor", fused=fused)
                 (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
                 if not fused:
                     stage.backward_weight(0)
