@@ -39,6 +39,7 @@ from zbsolve.instance import MEMORY_RTOL, Instance
 from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for
+from zbsolve.windows import windows
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ DETERMINISTIC_WALL_FACTOR = 20.0
 
 # From this many tasks on CP-SAT's probing and linear relaxation, whose single steps cannot be interrupted,
 # overrun short limits: it goes without them.
-LARGE_TASKS = 2_000
+LARGE_TASKS = 4_000
 
 # When a micro-batch's memory on a stage changes.
 Moment = Literal["F", "B", "B end", "released"]
@@ -138,6 +139,7 @@ class CpSatModel:
             self.add_memory,
             self.add_objective,
             self.add_redundant_bounds,
+            self.add_windows,
             self.keep_incumbent_order,
             self.add_hint,
         ):
@@ -361,6 +363,28 @@ class CpSatModel:
                     if fused is not None:
                         saved.append((b + w - self.ticks.steps(BW, s)) * fused)
             self.model.add(cp_model.LinearExpr.sum(saved) >= work - limit)
+
+    def add_windows(self) -> None:
+        """Heads and tails of F's and backwards, which count what the propagation of single rules misses.
+
+        They hold in every valid schedule that is timed on the clock. For the span they are those in the
+        window of stage 0's device, which opens at 0.
+        """
+        found = windows(self.ticks.instance)
+        whole = self.instance.num_devices if self.objective == "makespan" else self.instance.stages[0].device
+        limit = self.cost * self.ticks.fine + self.ticks.zeros
+
+        def steps(least: float) -> int:
+            return max(0, math.floor(least + 1e-6))
+
+        for (s, j), back in self.backward.items():
+            self.model.add(self.forward[s, j] >= steps(found.heads[0, s, j, whole]))
+            end = self.forward[s, j] + self.ticks.steps(F, s)
+            self.model.add(end + steps(found.tails[0, s, j, whole]) <= limit)
+            self.model.add(back.start >= steps(found.heads[1, s, j, whole]))
+            kinds = (B,) if back.fused is None else (B, BW)
+            gradient = back.start + min(self.ticks.steps(kind, s) for kind in kinds)
+            self.model.add(gradient + steps(found.tails[1, s, j, whole]) <= limit)
 
     def keep_incumbent_order(self) -> None:
         """Tasks that are not free keep their relative order on the device, and their choice of fusing."""
@@ -599,6 +623,9 @@ def solve_cpsat(
         parameters.symmetry_level = 0
         # One propagation of the whole model may take longer than the limit, and proves nothing at this size.
         parameters.use_lns_only = hint is not None
+    elif not deterministic:
+        # The incumbent is good already when this begins: one worker on the bound, one on everything.
+        parameters.subsolvers.extend(("objective_lb_search", "quick_restart"))
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
     with _Stopper(solver, should_stop):

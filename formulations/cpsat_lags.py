@@ -64,6 +64,9 @@ class LagModel(CpSatModel):
     def add_redundant_bounds(self) -> None:
         """None: the lag need not hold any device's work."""
 
+    def add_windows(self) -> None:
+        """None: the clock does not start with the step."""
+
     def _forward_domain(self, s: int, j: int) -> tuple[int, int]:
         return (self._middle, self._middle) if (s, j) == (self.stage, 0) else (0, self._latest)
 

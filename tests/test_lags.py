@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.strategies import small_instances
-from zbsolve.bounds import window_bounds
+from zbsolve.bounds import best_bound, window_bounds
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulation import canonical
 from zbsolve.formulations.cpsat import solve_cpsat
@@ -91,19 +91,27 @@ def test_no_schedule_has_a_shorter_lag(instance: Instance) -> None:
                 assert bound.value <= schedule.cost(objective) + 1e-9
 
 
-def test_a_tight_v_placement_is_closed_by_lags() -> None:
-    """random-30: caps of one micro-batch, V on 3 devices; without lags a fifth of its step stays open."""
-    instance = random_instance(30)
-    plan = solve(instance, time_limit=10).plan
+def test_a_tight_v_placement_is_closed() -> None:
+    """random-30: caps of one micro-batch, V on 3 devices: what a device is forced to run proves it."""
+    plan = solve(random_instance(30), time_limit=10).plan
     # 34.28 for one micro-batch, the other 15 follow 23.602 apart: 388.31.
     assert plan.makespan == pytest.approx(34.28 + 15 * 23.602)
+    assert plan.status == "optimal"
+    assert plan.bound_proof.method == "one machine"
+
+
+def test_a_tight_loop_placement_is_closed_by_lags() -> None:
+    """random-58: caps of one micro-batch, two stages on each of 9 devices: only lags prove the optimum."""
+    instance = random_instance(58)
+    plan = solve(instance, time_limit=10).plan
+    assert best_bound(instance, "makespan").value < 0.99 * plan.makespan
     assert plan.status == "optimal"
     assert plan.bound_proof.method == "one machine, proven lags"
 
 
 def test_check_proves_the_lags_of_a_plan_anew() -> None:
     """A plan's lags are confirmed by solving them again; a false one is refuted."""
-    plan = solve(random_instance(30), time_limit=10).plan
+    plan = solve(random_instance(58), time_limit=10).plan
     plan = Plan.model_validate_json(plan.to_json())
     assert reverify(plan).confirmed
     assert "proven lags" in reverify(plan).sentence

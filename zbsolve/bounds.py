@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
-from zbsolve.precedence import Lag, Windows, back, room, windows
+from zbsolve.precedence import Lag, back, room
+from zbsolve.windows import Windows, windows
 from zbsolve.work_bounds import is_extended, work_bounds
 
 FloatArray = NDArray[np.float64]
@@ -227,7 +228,7 @@ def window_bounds(
 
 
 def _observers(instance: Instance, device: int, objective: str) -> dict[int, str]:
-    """In whose windows (:class:`zbsolve.precedence.Windows`) a device is watched, and how to say it."""
+    """In whose windows (:class:`zbsolve.windows.Windows`) a device is watched, and how to say it."""
     if objective == "makespan":
         return {instance.num_devices: "the whole step"}
     first = instance.stages[0].device

@@ -1,9 +1,13 @@
 """Local search over device orders: move tasks on the critical path, accept a little worse for a while.
 
 A step takes a task of the critical path that starts right when its device's previous task ends, and
-moves it ahead of a few tasks (or its predecessor behind a few), as in critical-block neighbourhoods of
-job-shop search (Nowicki and Smutnicki 1996). Memory and deadlock are checked by the same pass that times the
-orders.
+moves it ahead of a few tasks, or its predecessor behind a few, or it out of its block of tasks without idle
+time, as in critical-block neighbourhoods of job-shop search (Nowicki and Smutnicki 1996).
+
+Nearly all moves are refused, so they are judged before they are made: with the heads (starts) and tails
+(longest paths to the end) of the present orders, the longest path through the tasks that change places is
+found from these alone (:func:`path_through`; Balas and Vazacopoulos 1998 do so for the job shop). Only a move
+that passes is timed in full, which also settles memory and deadlock anew.
 
 The loops are written for numba and also run as plain Python. Codes are ``4 * stage + kind`` as in
 :mod:`zbsolve.list_scheduler`; micro-batches of a stage run in order, so a code at a place names its task.
@@ -12,7 +16,7 @@ The loops are written for numba and also run as plain Python. Codes are ``4 * st
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,31 +26,48 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import decode, encode, to_arrays
 
 
-def time_orders(
-    m: int,
-    device: Any,
-    time: Any,
-    hop: Any,
-    acquire: Any,
-    transient: Any,
-    release: Any,
-    room: Any,
-    codes: Any,
-    lengths: Any,
-    end_f: Any,
-    end_b: Any,
-    place_f: Any,
-    place_b: Any,
-    start: Any,
-    bound_by_device: Any,
-) -> tuple[float, float]:
+class Rules(NamedTuple):
+    """What of an instance the loops need; shapes as in :class:`zbsolve.list_scheduler.Arrays`."""
+
+    m: int
+    device: Any
+    time: Any
+    hop: Any
+    acquire: Any
+    transient: Any
+    release: Any
+    room: Any
+
+
+class Timing(NamedTuple):
+    """Timed orders. Per place of a device, shape (p, width); per stage and micro-batch, shape (S, m).
+
+    ``start``, and ``tail``: longest way from the task's end to the cost (for the span less the device's
+    first start). ``level``: memory before the task. ``number``: its micro-batch; of a W, which split backward
+    of its stage it belongs to. ``by_device``: whether the device's previous task (else a dependency)
+    set its start. ``place_f``, ``place_b``, ``place_split``: places of F's, backwards, split backwards.
+    ``sequence``, shape (tasks, 2): device and place of all tasks, each after what it waits for.
+    """
+
+    start: Any
+    tail: Any
+    level: Any
+    number: Any
+    by_device: Any
+    place_f: Any
+    place_b: Any
+    place_split: Any
+    sequence: Any
+
+
+def time_orders(rules: Any, codes: Any, lengths: Any, timing: Any) -> tuple[float, float]:
     """(makespan, span) at earliest starts; infinite for orders that deadlock or overrun memory.
 
-    Fills ends and places of F and backward, shape (S, m), and per place of a device, shape (p, width), its
-    start and whether the device's previous task (else a dependency) set it.
+    Fills ``timing`` but for the tails.
     """
-    S = device.shape[0]
-    p = room.shape[0]
+    S = rules.device.shape[0]
+    p = rules.room.shape[0]
+    device, time, hop = rules.device, rules.time, rules.hop
     done_f = np.zeros(S, dtype=np.int64)
     done_b = np.zeros(S, dtype=np.int64)
     split = np.zeros(S, dtype=np.int64)
@@ -55,7 +76,7 @@ def time_orders(
     free = np.zeros(p)
     level = np.zeros(p)
     first = np.zeros(p)
-    stack = np.empty(p + 2 * S * m + 1, dtype=np.int64)
+    stack = np.empty(p + 2 * S * rules.m + 1, dtype=np.int64)
     top = p
     total = 0
     for d in range(p):
@@ -74,9 +95,12 @@ def time_orders(
                 if s > 0:
                     if done_f[s - 1] <= j:
                         break
-                    ready = end_f[s - 1, j] + hop[s - 1]
+                    q = device[s - 1]
+                    k = timing.place_f[s - 1, j]
+                    ready = timing.start[q, k] + time[s - 1, 0] + hop[s - 1]
             elif kind == 2:
-                if done_w[s] >= split[s]:
+                j = done_w[s]
+                if j >= split[s]:
                     return np.inf, np.inf
             else:
                 j = done_b[s]
@@ -86,22 +110,26 @@ def time_orders(
                 if s < S - 1:
                     if done_b[s + 1] <= j:
                         break
-                    ready = end_b[s + 1, j] + hop[s]
-            if level[d] + acquire[s, kind] + transient[s, kind] > room[d]:
+                    q = device[s + 1]
+                    k = timing.place_b[s + 1, j]
+                    ready = timing.start[q, k] + time[s + 1, codes[q, k] % 4] + hop[s]
+            if level[d] + rules.acquire[s, kind] + rules.transient[s, kind] > rules.room[d]:
                 return np.inf, np.inf
-            level[d] += acquire[s, kind] - release[s, kind]
+            timing.level[d, i] = level[d]
+            level[d] += rules.acquire[s, kind] - rules.release[s, kind]
             begin = max(free[d], ready)
-            bound_by_device[d, i] = free[d] >= ready
-            start[d, i] = begin
-            end = begin + time[s, kind]
+            timing.by_device[d, i] = free[d] >= ready
+            timing.start[d, i] = begin
+            timing.number[d, i] = j
+            timing.sequence[finished, 0] = d
+            timing.sequence[finished, 1] = i
             if i == 0:
                 first[d] = begin
-            free[d] = end
+            free[d] = begin + time[s, kind]
             at[d] += 1
             finished += 1
             if kind == 0:
-                end_f[s, j] = end
-                place_f[s, j] = i
+                timing.place_f[s, j] = i
                 done_f[s] += 1
                 if s + 1 < S and device[s + 1] != d:
                     stack[top] = device[s + 1]
@@ -109,10 +137,10 @@ def time_orders(
             elif kind == 2:
                 done_w[s] += 1
             else:
-                end_b[s, j] = end
-                place_b[s, j] = i
+                timing.place_b[s, j] = i
                 done_b[s] += 1
                 if kind == 1:
+                    timing.place_split[s, split[s]] = i
                     split[s] += 1
                 if s > 0 and device[s - 1] != d:
                     stack[top] = device[s - 1]
@@ -122,17 +150,129 @@ def time_orders(
     return free.max(), (free - first).max()
 
 
-def anneal(
-    m: int,
-    device: Any,
-    time: Any,
-    hop: Any,
-    acquire: Any,
-    transient: Any,
-    release: Any,
-    room: Any,
+def before(rules: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
+    """Device and place of the task whose output a task waits for, and the hop; device -1: none."""
+    if kind == 0:
+        if s == 0:
+            return -1, 0, 0.0
+        return rules.device[s - 1], timing.place_f[s - 1, j], rules.hop[s - 1]
+    if kind == 2:
+        return rules.device[s], timing.place_split[s, j], 0.0
+    if s == rules.device.shape[0] - 1:
+        return rules.device[s], timing.place_f[s, j], 0.0
+    return rules.device[s + 1], timing.place_b[s + 1, j], rules.hop[s]
+
+
+def after(rules: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
+    """Device and place of the task that waits for a task's output, and the hop; device -1: none.
+
+    A W, which waits for its B on the same device, is left to the device's order.
+    """
+    if kind == 0:
+        if s == rules.device.shape[0] - 1:
+            return rules.device[s], timing.place_b[s, j], 0.0
+        return rules.device[s + 1], timing.place_f[s + 1, j], rules.hop[s]
+    if kind == 2 or s == 0:
+        return -1, 0, 0.0
+    return rules.device[s - 1], timing.place_b[s - 1, j], rules.hop[s - 1]
+
+
+def add_tails(rules: Any, codes: Any, lengths: Any, timing: Any, column: int) -> None:
+    """Fill the tails of timed orders: to the last end, or (``column`` 1) to the largest window's."""
+    for n in range(lengths.sum() - 1, -1, -1):
+        d, i = timing.sequence[n, 0], timing.sequence[n, 1]
+        s, kind = codes[d, i] // 4, codes[d, i] % 4
+        tail = -timing.start[d, 0] if column == 1 else 0.0
+        if i + 1 < lengths[d]:
+            c = codes[d, i + 1]
+            tail = max(tail, rules.time[c // 4, c % 4] + timing.tail[d, i + 1])
+        q, k, wait = after(rules, timing, s, kind, timing.number[d, i])
+        if q >= 0:
+            c = codes[q, k]
+            tail = max(tail, wait + rules.time[c // 4, c % 4] + timing.tail[q, k])
+        timing.tail[d, i] = tail
+
+
+def moved_to(n: int, low: int, high: int, later: bool) -> int:
+    """Whose task comes to place n when that of ``low`` goes to ``high`` (``later``; else the other way)."""
+    if later:
+        return n + 1 if n < high else low
+    return n - 1 if n > low else high
+
+
+def path_through(
+    rules: Any,
     codes: Any,
     lengths: Any,
+    timing: Any,
+    column: int,
+    d: int,
+    source: int,
+    target: int,
+    ends: Any,
+) -> float:
+    """The cost, as far as it runs through the tasks that a move of place ``source`` to ``target`` shifts.
+
+    From the heads and tails of the present orders. Infinite where the move overruns memory or puts a
+    task before one that it needs on this device. A deadlock through other devices is not seen, nor that for
+    the span a window may begin later: both are left to :func:`time_orders`. ``ends`` is scratch, one a place.
+    """
+    low, high = min(source, target), max(source, target)
+    room = rules.room[d]
+    level = timing.level[d, low]
+    free = 0.0
+    if low > 0:
+        c = codes[d, low - 1]
+        free = timing.start[d, low - 1] + rules.time[c // 4, c % 4]
+    later = target > source
+    for n in range(low, high + 1):
+        old = moved_to(n, low, high, later)
+        s, kind = codes[d, old] // 4, codes[d, old] % 4
+        j = timing.number[d, old]
+        if level + rules.acquire[s, kind] + rules.transient[s, kind] > room:
+            return np.inf
+        level += rules.acquire[s, kind] - rules.release[s, kind]
+        q, k, wait = before(rules, timing, s, kind, j)
+        ready = 0.0
+        if q == d and low <= k <= high:
+            if (later and k == source) or (not later and old == source):
+                return np.inf
+            ready = ends[k] + wait
+        elif q >= 0:
+            c = codes[q, k]
+            ready = timing.start[q, k] + rules.time[c // 4, c % 4] + wait
+        if kind % 2 == 1 and low <= timing.place_f[s, j] <= high:
+            own = timing.place_f[s, j]
+            if (later and own == source) or (not later and old == source):
+                return np.inf
+        free = max(free, ready) + rules.time[s, kind]
+        ends[old] = free
+    # Backwards: ``ends`` turns into end + tail, the tails in ``rest``.
+    longest = 0.0
+    rest = -timing.start[d, 0] if column == 1 else 0.0
+    bottom = rest
+    if high + 1 < lengths[d]:
+        c = codes[d, high + 1]
+        rest = max(rest, rules.time[c // 4, c % 4] + timing.tail[d, high + 1])
+    for n in range(high, low - 1, -1):
+        old = moved_to(n, low, high, later)
+        s, kind = codes[d, old] // 4, codes[d, old] % 4
+        tail = max(bottom, rest)
+        q, k, wait = after(rules, timing, s, kind, timing.number[d, old])
+        if q >= 0 and not (q == d and low <= k <= high):
+            c = codes[q, k]
+            tail = max(tail, wait + rules.time[c // 4, c % 4] + timing.tail[q, k])
+        longest = max(longest, ends[old] + tail)
+        rest = rules.time[s, kind] + tail
+    return longest
+
+
+def anneal(
+    rules: Any,
+    codes: Any,
+    lengths: Any,
+    timing: Any,
+    other: Any,
     column: int,
     steps: int,
     slack: float,
@@ -142,23 +282,16 @@ def anneal(
     """Run ``steps`` moves from ``codes`` and leave the best found there; returns its cost.
 
     A move is kept when its cost is within ``slack`` (an amount that falls to zero over the steps) of the
-    present one. Stops at ``target``.
+    present one. Stops at ``target``. ``timing`` and ``other`` are scratch.
     """
     np.random.seed(seed)
-    S, p, width = device.shape[0], room.shape[0], codes.shape[1]
-    end_f = np.zeros((S, m))
-    end_b = np.zeros((S, m))
-    place_f = np.zeros((S, m), dtype=np.int64)
-    place_b = np.zeros((S, m), dtype=np.int64)
-    start = np.zeros((p, width))
-    by_device = np.zeros((p, width), dtype=np.bool_)
-    critical = np.zeros((3 * S * m, 2), dtype=np.int64)
+    p = rules.room.shape[0]
+    time = rules.time
+    # Device, place, first and last place of its block.
+    critical = np.zeros((lengths.sum(), 4), dtype=np.int64)
+    ends = np.zeros(codes.shape[1])
     best_codes = codes.copy()
-    both = time_orders(
-        m, device, time, hop, acquire, transient, release, room, codes, lengths,
-        end_f, end_b, place_f, place_b, start, by_device,
-    )  # fmt: skip
-    present = both[column]
+    present = time_orders(rules, codes, lengths, timing)[column]
     best = present
     if np.isinf(present):
         return np.inf  # orders that cannot run have no critical path to work on
@@ -168,6 +301,7 @@ def anneal(
         if best <= target:
             break
         if stale:
+            add_tails(rules, codes, lengths, timing, column)
             # --- trace the critical path back from the task that ends last ----------------------
             number = 0
             d, i = 0, 0
@@ -176,31 +310,30 @@ def anneal(
                 if lengths[q] == 0:
                     continue
                 k = lengths[q] - 1
-                end = start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
+                end = timing.start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
                 if column == 1:
-                    end -= start[q, 0]
+                    end -= timing.start[q, 0]
                 if end > latest:
                     latest, d, i = end, q, k
+            block, last = 0, i
             while i >= 0:
-                s, kind = codes[d, i] // 4, codes[d, i] % 4
-                if by_device[d, i]:
+                if timing.by_device[d, i]:
                     if i > 0 and codes[d, i - 1] != codes[d, i]:
                         critical[number, 0] = d
                         critical[number, 1] = i
+                        critical[number, 3] = last
                         number += 1
                     i -= 1
                     continue
-                # Which micro-batch: the one whose task of this kind has place i.
-                if kind == 0:
-                    j = 0
-                    while place_f[s, j] != i:
-                        j += 1
-                    d, i = device[s - 1], place_f[s - 1, j]
-                else:
-                    j = 0
-                    while place_b[s, j] != i:
-                        j += 1
-                    d, i = device[s + 1], place_b[s + 1, j]
+                while block < number:
+                    critical[block, 2] = i
+                    block += 1
+                s, kind = codes[d, i] // 4, codes[d, i] % 4
+                d, i, _ = before(rules, timing, s, kind, timing.number[d, i])
+                last = i
+            while block < number:
+                critical[block, 2] = 0
+                block += 1
             stale = False
         if number == 0:
             break
@@ -209,24 +342,36 @@ def anneal(
         reach = 1
         while np.random.random() < 0.4:
             reach += 1
-        if np.random.random() < 0.5:
+        what = np.random.random()
+        if what < 0.35:
             source, target_place = i, max(0, i - reach)  # the task goes ahead
-        else:
+        elif what < 0.7:
             source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
+        elif what < 0.85:
+            source, target_place = i, max(0, critical[pick, 2] - reach + 1)  # out of its block
+        else:
+            source, target_place = i, min(lengths[d] - 1, critical[pick, 3] + reach - 1)
         moved = codes[d, source]
+        # Tasks of one code keep their order: the move ends before the next of its own.
         direction = 1 if target_place > source else -1
+        k = source
+        while k != target_place and codes[d, k + direction] != moved:
+            k += direction
+        target_place = k
+        if target_place == source:
+            continue
+        limit = present + slack * (1.0 - step / steps) * np.random.random()
+        if path_through(rules, codes, lengths, timing, column, d, source, target_place, ends) > limit:
+            continue
         k = source
         while k != target_place:
             codes[d, k] = codes[d, k + direction]
             k += direction
         codes[d, target_place] = moved
-        both = time_orders(
-            m, device, time, hop, acquire, transient, release, room, codes, lengths,
-            end_f, end_b, place_f, place_b, start, by_device,
-        )  # fmt: skip
-        value = both[column]
-        if value <= present + slack * (1.0 - step / steps) * np.random.random():
+        value = time_orders(rules, codes, lengths, other)[column]
+        if value <= limit:
             present = value
+            timing, other = other, timing
             stale = True
             if value < best:
                 best = value
@@ -237,8 +382,6 @@ def anneal(
                 codes[d, k] = codes[d, k - direction]
                 k -= direction
             codes[d, source] = moved
-            # Places and starts belong to the refused orders until the next accepted move: the
-            # critical list is still that of the present ones.
     codes[:] = best_codes
     return float(best)
 
@@ -246,7 +389,26 @@ def anneal(
 @cache
 def _annealing(compiled: bool) -> Any:
     """The annealing loop; compiled once a process."""
-    return compile_loop(anneal, time_orders) if compiled else anneal
+    return (
+        compile_loop(anneal, time_orders, before, after, add_tails, moved_to, path_through)
+        if compiled
+        else anneal
+    )
+
+
+def _empty_timing(instance: Instance, codes: Any) -> Timing:
+    per_task = (instance.num_stages, instance.num_microbatches)
+    return Timing(
+        start=np.zeros(codes.shape),
+        tail=np.zeros(codes.shape),
+        level=np.zeros(codes.shape),
+        number=np.zeros(codes.shape, dtype=np.int64),
+        by_device=np.zeros(codes.shape, dtype=np.bool_),
+        place_f=np.zeros(per_task, dtype=np.int64),
+        place_b=np.zeros(per_task, dtype=np.int64),
+        place_split=np.zeros(per_task, dtype=np.int64),
+        sequence=np.zeros((codes.size, 2), dtype=np.int64),
+    )
 
 
 class OrderSearch:
@@ -261,20 +423,21 @@ class OrderSearch:
         seed: int,
         compiled: bool,
     ) -> None:
-        self.arrays = to_arrays(instance)
+        arrays = to_arrays(instance)
+        self.rules = Rules(*(getattr(arrays, name) for name in Rules._fields))
         self.column = 1 if objective == "span" else 0
         self.seed = seed
         self.codes, self.lengths = encode(orders)
+        self._timings = [_empty_timing(instance, self.codes) for _ in range(2)]
         self._anneal = _annealing(compiled)
 
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""
-        a = self.arrays
         self.seed += 1
         return float(
             self._anneal(
-                a.m, a.device, a.time, a.hop, a.acquire, a.transient, a.release, a.room,
-                self.codes, self.lengths, self.column, steps, slack, target, self.seed % 2**31,
+                self.rules, self.codes, self.lengths, *self._timings,
+                self.column, steps, slack, target, self.seed % 2**31,
             )
         )  # fmt: skip
 

@@ -9,15 +9,11 @@ also settles where tasks of no length lie; times follow from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from zbsolve.graph import B, F, TaskKind, W
+from zbsolve.graph import B, TaskKind, W
 from zbsolve.instance import MEMORY_RTOL, Instance, Stage
 
 
@@ -87,7 +83,7 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
         for q, last in enumerate(stages):
             for a in range(q + 1):
                 if cumulative[a] > 0:
-                    left = free - cumulative[q] - _backward_adds(instance.stages[last])
+                    left = free - cumulative[q] - backward_adds(instance.stages[last])
                     distance = max(1, int(min(m, left / cumulative[a])) + 1)
                     if distance < m:
                         yield MemoryWait(stages[a], B, last, distance)
@@ -95,7 +91,7 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
             stage = instance.stages[s]
             if stage.t_bw is not None or stage.mem_w == 0:
                 continue
-            left = free - held - _backward_adds(stage)
+            left = free - held - backward_adds(stage)
             ended = m if held == 0 else max(1, int(min(m, left / held)) + 1)
             left = free - held - stage.peak_f
             for distance in range(1, m):
@@ -105,117 +101,7 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
                     break
 
 
-def _backward_adds(stage: Stage) -> float:
+def backward_adds(stage: Stage) -> float:
     """Memory that a stage's backward adds while it runs, by its cheaper way."""
     split = stage.growth + stage.peak_b
     return split if stage.t_bw is None else min(split, stage.peak_fused)
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Least times around every task, per observer.
-
-    Observer d < p watches device d: ``heads`` count from the start of its first F, ``tails`` to the end of
-    its last task. Observer p watches the whole step. Shape (kinds F B W, S, m, p + 1); minus infinity where
-    nothing is implied. ``heads`` are to the start of a task, ``tails`` from its end; where the stage can
-    fuse, a backward's tail counts from :func:`back` after its start, the earliest end of its gradient.
-    """
-
-    heads: NDArray[np.float64]
-    tails: NDArray[np.float64]
-
-
-def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
-    """Longest paths over dependencies, micro-batch order, :func:`memory_waits` and lags proven elsewhere."""
-    S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
-    t_f = [stage.t_f for stage in instance.stages]
-    t_b = [back(stage) for stage in instance.stages]
-    splits = [stage.t_bw is None for stage in instance.stages]
-    t_w = [stage.t_w if split else 0.0 for stage, split in zip(instance.stages, splits, strict=True)]
-    # The rest of a fused backward occupies the device but hands nothing on: it counts in the tail.
-    rest = [
-        0.0 if split else stage.min_backward - back(stage)
-        for stage, split in zip(instance.stages, splits, strict=True)
-    ]
-    hops = [instance.hop(b) for b in range(S - 1)]
-    device = [stage.device for stage in instance.stages]
-    lags_of: list[list[Lag]] = [[] for _ in range(S)]
-    for lag in lags:
-        lags_of[lag.stage].append(lag)
-    waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
-    for wait in memory_waits(instance):
-        waits_of[wait.waiting].append(wait)
-    code = {F: 0, B: 1, W: 2}
-    length = (t_f, t_b, t_w)
-
-    heads = np.full((3, S, m, p + 1), -np.inf)
-    for s in range(S):
-        if instance.stages_on(device[s])[0] == s:
-            heads[0, s, 0, device[s]] = 0.0
-    heads[0, 0, 0, p] = 0.0
-    for j in range(m):
-        for s in range(S):
-            head = heads[0, s, j]
-            if s > 0:
-                np.maximum(head, heads[0, s - 1, j] + (t_f[s - 1] + hops[s - 1]), out=head)
-            if j > 0:
-                np.maximum(head, heads[0, s, j - 1] + t_f[s], out=head)
-            for _, kind, q, distance in waits_of[s]:
-                if j >= distance:
-                    c = code[kind]
-                    np.maximum(head, heads[c, q, j - distance] + length[c][q], out=head)
-            for _, distance, value, to_end in lags_of[s]:
-                if j >= distance and not to_end:
-                    np.maximum(head, heads[0, s, j - distance] + value, out=head)
-        for s in range(S - 1, -1, -1):
-            head = heads[1, s, j]
-            np.maximum(head, heads[0, s, j] + t_f[s], out=head)
-            if s + 1 < S:
-                np.maximum(head, heads[1, s + 1, j] + (t_b[s + 1] + hops[s]), out=head)
-            if j > 0:
-                np.maximum(head, heads[1, s, j - 1] + t_b[s], out=head)
-            if splits[s]:
-                np.maximum(heads[2, s, j], head + t_b[s], out=heads[2, s, j])
-                if j > 0:
-                    np.maximum(heads[2, s, j], heads[2, s, j - 1] + t_w[s], out=heads[2, s, j])
-
-    waiters_of: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for s in range(S):
-        for _, kind, q, distance in waits_of[s]:
-            waiters_of.setdefault((code[kind], q), []).append((s, distance))
-    tails = np.full((3, S, m, p + 1), -np.inf)
-    for j in range(m - 1, -1, -1):
-        for s in range(S):
-            own = device[s]
-            if splits[s]:
-                tail = tails[2, s, j]
-                tail[own] = tail[p] = 0.0
-                if j + 1 < m:
-                    np.maximum(tail, tails[2, s, j + 1] + t_w[s], out=tail)
-                for q, distance in waiters_of.get((2, s), ()):
-                    if j + distance < m:
-                        np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
-            tail = tails[1, s, j]
-            tail[own] = tail[p] = rest[s]
-            if splits[s]:
-                np.maximum(tail, tails[2, s, j] + t_w[s], out=tail)
-            if s > 0:
-                np.maximum(tail, tails[1, s - 1, j] + (t_b[s - 1] + hops[s - 1]), out=tail)
-            if j + 1 < m:
-                np.maximum(tail, tails[1, s, j + 1] + t_b[s], out=tail)
-            for q, distance in waiters_of.get((1, s), ()):
-                if j + distance < m:
-                    np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
-        for s in range(S - 1, -1, -1):
-            tail = tails[0, s, j]
-            np.maximum(tail, tails[1, s, j] + t_b[s], out=tail)
-            if s + 1 < S:
-                np.maximum(tail, tails[0, s + 1, j] + (t_f[s + 1] + hops[s]), out=tail)
-            if j + 1 < m:
-                np.maximum(tail, tails[0, s, j + 1] + t_f[s], out=tail)
-            for _, distance, value, to_end in lags_of[s]:
-                if to_end and j + distance == m:
-                    tail[p] = max(tail[p], value - t_f[s])
-                elif not to_end and j + distance < m:
-                    np.maximum(tail, tails[0, s, j + distance] + value, out=tail)
-    return Windows(heads, tails)

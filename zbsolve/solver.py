@@ -47,7 +47,7 @@ LAGS_MOST_HELD = 3
 # Periodic schedules: for which sizes, the share of the time, the tries in it, when the period is settled.
 PATTERNS_FROM_MICROBATCHES = 8
 PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pattern takes seconds
-PATTERNS_SHARE = 0.2
+PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
@@ -460,9 +460,9 @@ def _search_orders(search: _Search) -> None:
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
     exact_follows = search.instance.num_tasks <= CPSAT_MOST_TASKS
-    began, budget = search.seconds, search.left * (0.6 if exact_follows else 0.95)
-    _anneal(search, BackboneSearch, "backbone search", began + 0.8 * budget, most_slack=25.0)
-    _anneal(search, OrderSearch, "order search", began + budget, most_slack=1.0)
+    began, budget = search.seconds, search.left * (0.7 if exact_follows else 0.95)
+    _anneal(search, BackboneSearch, "backbone search", began + 0.5 * budget, most_slack=25.0)
+    _anneal(search, OrderSearch, "order search", began + budget, most_slack=4.0)
 
 
 def _anneal(
@@ -563,7 +563,8 @@ def _take(search: _Search, result: FormulationResult) -> None:
         return
     if result.orders is not None:
         search.offer(result.orders, result.solver)
-    if result.bound is not None:
+    # A model was given the bound so far; the same again, rounded otherwise, is not its own proof.
+    if result.bound is not None and result.bound > search.bound.value * (1 + OPTIMAL_GAP):
         statement = f"{result.solver} {result.version} proved it on the exact model ({result.native_status})"
         search.prove(Bound(result.bound, f"{result.solver} model", statement))
 
