@@ -70,12 +70,13 @@ def test_one_gpu_has_the_reference_gradients(split: str, precision: str) -> None
 
 
 def test_profile_of_one_gpu_adds_up() -> None:
-    """F + B + W of the GPT on one GPU is within a tenth of F + BW; memory is the allocator's."""
+    """F + B + W of the GPT on one GPU is within a tenth of F + BW; memory and transients are there."""
     instance = profile_model(ProfileOptions(num_devices=1, num_microbatches=4, timeout=120.0))
     (stage,) = instance.stages
     assert stage.t_bw is not None
     assert stage.t_f + stage.t_b + stage.t_w == pytest.approx(stage.t_f + stage.t_bw, rel=0.1)
     assert stage.mem_b > 0
+    assert stage.peak_b > 0  # dx of the widest layer alone is more than the floor
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -178,3 +179,20 @@ def test_two_gpus_over_nccl(schedule: str) -> None:
     assert trace.gradients.equal, trace.gradients
     assert compare(plan, trace).ratio == pytest.approx(1.0, abs=0.1)
     assert not any(row.alarm for row in compare_memory(plan, trace))
+
+
+@several
+def test_a_tied_weight_over_nccl() -> None:
+    """One Linear first and last on two GPUs: gradients are the reference's, copies stay equal bit by bit."""
+    plan = cases.plan(cases.instance(2, 4), cases.zb_orders(2, 4))
+    options = RunOptions(
+        model="runtime_cases:tied_training",
+        steps=4,
+        backend="nccl",
+        layers_per_stage=(2, 3),
+        clip=0.05,
+        timeout=120.0,
+    )
+    trace = run_plan(plan, options)
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
