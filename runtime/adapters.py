@@ -9,9 +9,8 @@ A factory in your own module is two lines:
         return causal_lm(LlamaForCausalLM(LlamaConfig(...)), batch=lambda step: ids)
 
 transformers is imported only where :func:`causal_lm`'s model comes from; models are built from a
-configuration with random weights or loaded by whoever writes the factory. Not modelled: padding masks and
-caches of causal language models, and a head tied to the embedding across devices (the run refuses it by
-name; build with ``tie_word_embeddings=False``).
+configuration with random weights or loaded by whoever writes the factory. A head tied to the embedding stays
+tied, on one device or on two. Not modelled: padding masks and caches of causal language models.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class ProfileOptions:
     split: Literal["auto", "deferred", "generic"] = "auto"
     seed: int = 0
     timeout: float = 120.0
+    green_contexts: bool = False
 
 
 def profile_model(options: ProfileOptions, progress: Progress | None = None) -> Instance:
@@ -75,6 +76,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
         timeout=options.timeout,
         seed=options.seed,
         optimizer="none",
+        green_contexts=options.green_contexts,
     )
     for name in ("num_devices", "num_microbatches", "repeats"):
         require_positive(name, getattr(options, name))

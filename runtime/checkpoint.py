@@ -50,18 +50,27 @@ def save_piece(
     stages: Mapping[int, SplitStage],
     split: Sequence[int],
     optimizer: torch.optim.Optimizer | None,
+    ties: Mapping[str, str],
 ) -> None:
-    """Write one device's layers and optimizer state, beside whatever checkpoint the folder holds."""
+    """Write one device's layers and optimizer state, beside whatever checkpoint the folder holds.
+
+    ``ties`` are further names of tied weights -> the name under which the one copy is written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    piece: dict[str, Any] = {"device": device, "layers": [], "weights": {}, "optimizer": {}}
+    piece: dict[str, Any] = {"device": device, "layers": [], "weights": {}, "optimizer": {}, "ties": {}}
     for s, number, layer in _layers(stages, split):
         piece["layers"].append({"layer": number, "stage": s, "kind": type(layer).__name__})
-        piece["weights"] |= {f"{number}.{name}": t for name, t in layer.state_dict().items()}
+        for name, tensor in layer.state_dict().items():
+            label = f"{number}.{name}"
+            if label in ties:
+                piece["ties"][label] = ties[label]
+            else:
+                piece["weights"][label] = tensor
     if optimizer is not None:
         piece["optimizer"] = {
             name: dict(optimizer.state[p])
             for name, p in _named_parameters(stages, split)
-            if p in optimizer.state
+            if p in optimizer.state and name not in ties
         }
     name = f"piece{device}-{uuid.uuid4().hex[:12]}.pt"
     torch.save(piece, folder / name)
@@ -83,6 +92,8 @@ def finish(folder: Path, devices: int) -> None:
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
     """The whole model of a checkpoint: weights, and optimizer state, by ``<layer>.<parameter>``.
 
+    A tied weight is there under each of its names.
+
     Raises
     ------
     InputError
@@ -98,6 +109,7 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any
         raise InputError(f"{folder / MANIFEST}: schema is {manifest.get('schema')!r}, not {SCHEMA!r}")
     weights: dict[str, torch.Tensor] = {}
     state: dict[str, dict[str, Any]] = {}
+    ties: dict[str, str] = {}
     for record in manifest["pieces"]:
         path = folder / record["file"]
         try:
@@ -107,6 +119,11 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any
             raise InputError(f"{path}: cannot be read ({first}): save the checkpoint again") from None
         weights |= data["weights"]
         state |= data["optimizer"]
+        ties |= data.get("ties", {})  # written since weights may be tied across devices
+    for label, first in ties.items():
+        weights[label] = weights[first]
+        if first in state:
+            state[label] = state[first]
     return weights, state
 
 
@@ -144,7 +161,10 @@ def load_optimizer(
     _, state = read(folder)
     for name, parameter in _named_parameters(stages, split):
         if name in state:
+            # Copies: a device may hold a tied weight twice, and each is stepped by itself.
             optimizer.state[parameter] = {
-                key: value.to(parameter.device) if torch.is_tensor(value) and value.dim() else value
+                key: value.to(parameter.device if value.dim() else "cpu", copy=True)
+                if torch.is_tensor(value)
+                else value
                 for key, value in state[name].items()
             }

@@ -112,13 +112,14 @@ def _put_aside(
             store, parameters, gradients, kept, through, weight
         )
         return result
-    calls, version, shape = store.calls, kept._version, y.shape
+    calls, version, shape, as_it_is = store.calls, kept._version, y.shape, whole is y
 
+    # It must not refer to ``y``: the node keeps it, and ``y`` keeps the node.
     def arrived(grads: tuple[torch.Tensor, ...]) -> None:
         if grads[0] is not None:
             if kept._version != version:
                 raise RuntimeError("the input of a layer was changed in place after the layer had used it")
-            grad = grads[0] if whole is y else grads[0].reshape(shape)
+            grad = grads[0] if as_it_is else grads[0].reshape(shape)
             calls.append(Call(parameters, kept, grad, gradients))
 
     node.register_prehook(arrived)

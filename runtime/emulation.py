@@ -57,6 +57,10 @@ class EmulatedStages:
             pass
         return [] if op in ("W", "R") else [self._payload]
 
+    def put_aside(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
+        """Nothing is read."""
+        return ()
+
     def complete(self, stage: int) -> None:
         """No gradients to sum."""
 

@@ -1,13 +1,14 @@
 """Executes one device's program, action by action, and records what each op took.
 
 The program is the plan's: nothing is reordered, added or left out. The two halves of an F&B pair run one
-after the other and are recorded as one interval. What a stage computes is behind
-:class:`StageSet`, so real layers and emulated ones run through the same loop.
+after the other, on CUDA on two streams at once, and are recorded as one interval. What a stage computes is
+behind :class:`StageSet`, so real layers and emulated ones run through the same loop.
 
 Times come from ``time.perf_counter``, which on Linux is one clock for all processes of a host. On several
 hosts each rank's zero is its own exit from the barrier that opens a step, so that events of different
-hosts are only as comparable as that barrier is sharp. On CUDA, ops are timed with events on the
-compute stream and placed on the host's clock at the opening barrier; that path was not run on a GPU.
+hosts are only as comparable as that barrier is sharp. On CUDA, ops are timed with events on the stream that
+they run on and placed on the host's clock at the opening barrier; that path was not run on a GPU. Where a
+plan has F&B pairs, or a run puts W's aside, streams are those of :mod:`zbsolve.runtime.lanes`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from zbsolve.graph import Task, TaskKind
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
 from zbsolve.plan import Program
+from zbsolve.runtime.lanes import Lanes
 from zbsolve.runtime.status import Status, encode
 from zbsolve.runtime.transport import Incoming, Shape, Transport
 from zbsolve.schedule import Schedule, TimedTask
@@ -46,6 +48,10 @@ class StageSet(Protocol):
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op; returns what goes to the next consumer (outputs of F, input gradients of B, BW)."""
+        ...
+
+    def put_aside(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
+        """What the W of a micro-batch will read, and then free."""
         ...
 
     def complete(self, stage: int) -> None:
@@ -75,7 +81,7 @@ class Clock:
 
 
 class CudaClock(Clock):
-    """Time on the compute stream of the current CUDA device. Not run on a GPU."""
+    """Time on whichever stream of a CUDA device is current. Not run on a GPU."""
 
     def open(self) -> None:
         torch.cuda.synchronize()
@@ -216,13 +222,14 @@ def pairs_of(program: Program) -> Pairs:
 
 
 def _joined(records: list[OpRecord], paired: Sequence[bool]) -> list[OpRecord]:
-    """Both halves of each F&B pair from the start of its F to the end of its BW: they are one op together."""
+    """Both halves of each F&B pair from the first start to the last end: they are one op together."""
     joined = list(records)
     for place, half in enumerate(paired):
         if half and records[place].op == "F":
             first, second = records[place], records[place + 1]
-            joined[place] = replace(first, end=second.end)
-            joined[place + 1] = replace(second, start=first.start, wait=0.0)
+            start, end = min(first.start, second.start), max(first.end, second.end)
+            joined[place] = replace(first, start=start, end=end)
+            joined[place + 1] = replace(second, start=start, end=end, wait=0.0)
     return joined
 
 
@@ -237,7 +244,10 @@ class Executor:
         transport: Transport,
         status: Status,
         strike: Callable[[int, str, int, int], None] | None = None,
+        *,
+        lanes: Lanes | None = None,
     ) -> None:
+        """``lanes``: on which streams actions are issued, where one does not do."""
         self.strike = strike
         self.stages = stages
         self.transport = transport
@@ -246,6 +256,7 @@ class Executor:
         self._actions = _compile(instance, program)
         self._pairs = pairs_of(program)
         self._fused = frozenset((a.stage, a.microbatch) for a in program.actions if a.op == "BW")
+        self._lanes = lanes
 
     def step(self, number: int, *, together: bool = True) -> list[OpRecord]:
         """Run all actions of one step, between two barriers unless not ``together``."""
@@ -284,7 +295,12 @@ class Executor:
         outbox: dict[Key, list[torch.Tensor]] = {}
         marks: list[tuple[_Compute, list[object]]] = []
         last: list[object] = [None, None, None]
-        for action in self._actions:
+        lanes = self._lanes
+        if lanes is not None:
+            lanes.begin()
+        for at, action in enumerate(self._actions):
+            if lanes is not None:
+                lanes.enter(at)
             if isinstance(action, _Compute):
                 received: list[torch.Tensor] = []
                 waited_from = None
@@ -298,6 +314,12 @@ class Executor:
                         if action.answers is not None:
                             # The gradient is the answer to our own forward message: its consumer has run.
                             transport.release(action.answers)
+                if lanes is not None:
+                    lanes.adopt(at, received)
+                    if lanes.aside(at):
+                        lent = self.stages.put_aside(action.stage, action.microbatch)
+                        lanes.adopt(at, lent)
+                        del lent
                 place(action.running)
                 start = mark()
                 if strike is not None:
@@ -309,6 +331,8 @@ class Executor:
                     self.stages.complete(action.stage)
                 last = [waited_from, start, mark()]
                 marks.append((action, last))
+                if lanes is not None:
+                    lanes.leave(at)
                 continue
             place(action.running)
             if action.sends:
@@ -316,5 +340,8 @@ class Executor:
             else:
                 shapes = self.stages.shapes(*action.key)
                 incoming[action.key] = transport.receive(action.message, action.peer, shapes)
-            last[2] = mark()  # an op's length includes the calls that follow it: only waiting is not busy
+            if lanes is None:
+                last[2] = mark()  # an op's length includes the calls that follow it: only waiting is not busy
+        if lanes is not None:
+            lanes.end()
         return marks

@@ -56,7 +56,7 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
         A rank raised, was killed, or nothing moved for the job's timeout; names rank, op, stage, micro-batch.
     """
     options = job.options
-    size = plans[0].instance.num_devices * options.data_parallel
+    size = 1 if options.green_contexts else plans[0].instance.num_devices * options.data_parallel
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
         paths = []

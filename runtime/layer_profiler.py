@@ -3,11 +3,11 @@
 Each layer is built, fed with what the one before it gave, run through F, B, W and BW a few times, and dropped
 before the next: a model whose ``layers`` build lazily (:class:`zbsolve.runtime.llama.LazyLayers`) may be
 larger than the machine. Times are medians after warm-up; memory is what autograd saved plus what was put
-aside, as in the pipeline's own profile. It runs in a process of its own with the allocator's settings of
-the runs.
+aside, and what an op needs beyond that while it runs, as in the pipeline's own profile. It runs in a process
+of its own with the allocator's settings of the runs.
 
-Not measured: what an op needs only while it runs (``peak_*``), contention with other devices of the same
-host, and what a run of layers shares (a boundary tensor counts in the layer that receives it).
+Not measured: contention with other devices of the same host, and what a run of layers shares (a boundary
+tensor counts in the layer that receives it).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,12 +31,16 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.runtime.launch import MALLOC
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, load_model
+from zbsolve.runtime.profiler import peaks
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.stages import move, step_data
+from zbsolve.runtime.transients import measure_rise, watch_of
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MIB = 2.0**20
 # A refusal of the model, told apart from a crash.
@@ -175,7 +179,7 @@ def _measure_layer(
             if turn >= options.warmup:
                 for op, milliseconds in spent.items():
                     samples[op].append(milliseconds)
-    mem_b, mem_w = _held(stage, forward, out_needs)
+    mem_b, mem_w, beyond = _held(stage, forward, inputs, out_needs, device)
     times = {op: round(median(values), 6) for op, values in samples.items()}
     every = {id(p): p for p in stage.module.parameters()}.values()
     static = sum(p.nbytes * (4 if p.requires_grad else 1) for p in every)
@@ -187,6 +191,9 @@ def _measure_layer(
         t_bw=times["BW"],
         mem_b=round(mem_b / MIB, 6),
         mem_w=round(mem_w / MIB, 6),
+        peak_f=round(beyond.get("F", 0) / MIB, 6),
+        peak_b=round(max(beyond.get("B", 0), beyond.get("BW", 0)) / MIB, 6),  # a layer has one for both
+        peak_w=round(beyond.get("W", 0) / MIB, 6),
         static_mem=round(static / MIB, 6),
         mem_out=0.0 if last else round(sum(t.nbytes for t in outputs) / MIB, 6),
     )
@@ -239,19 +246,37 @@ def _now(device: torch.device) -> float:
 
 
 def _held(
-    stage: SplitStage, forward: Callable[[bool], tuple[list[torch.Tensor], Spec]], needs: tuple[bool, ...]
-) -> tuple[int, int]:
-    """Bytes held after F and after B."""
+    stage: SplitStage,
+    forward: Callable[[bool], tuple[list[torch.Tensor], Spec]],
+    inputs: list[torch.Tensor],
+    needs: tuple[bool, ...],
+    device: torch.device,
+) -> tuple[int, int, dict[str, int]]:
+    """Bytes held after F and after B, and what each op needs beyond those."""
+    watch = watch_of(device)
+    rises: dict[str, int] = {}
+
+    def run(op: str, received: list[torch.Tensor], call: Callable[[], T]) -> T:
+        result, rise = measure_rise(stage, 0, received, watch, call)
+        rises[op] = max(rise, rises.get(op, 0))
+        return result
+
+    def ones(outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        return [torch.ones_like(t) if need else None for t, need in zip(outputs, needs, strict=True)]
+
+    def back(op: str, gradients: list[torch.Tensor | None]) -> None:
+        call = stage.backward_fused if op == "BW" else stage.backward_input
+        run(op, [g for g in gradients if g is not None], lambda: call(0, gradients))
+
     stage.accounting = True
-    outputs, _ = forward(False)
+    back("BW", ones(run("F", inputs, lambda: forward(True))[0]))
+    outputs, _ = run("F", inputs, lambda: forward(False))
     after_f = stage.held_bytes(0)
-    stage.backward_input(
-        0, [torch.ones_like(t) if need else None for t, need in zip(outputs, needs, strict=True)]
-    )
+    back("B", ones(outputs))
     after_b = stage.held_bytes(0)
-    stage.backward_weight(0)
+    run("W", [], lambda: stage.backward_weight(0))
     stage.accounting = False
-    return after_f, after_b
+    return after_f, after_b, peaks(after_f, after_b, rises)
 
 
 def main(folder: Path) -> int:

@@ -1,19 +1,37 @@
-"""Memory that a device holds, noted after each op of a step."""
+"""Memory that a device holds, noted after each op of a step, and how far each op rises above it."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class Noted(NamedTuple):
+    """Bytes around one op.
+
+    ``own`` is what its micro-batch holds on the stage after it, ``rise`` how far the op goes above what was
+    held before it; ``after`` is all that the device holds after it, ``highest`` the most while it ran.
+    """
+
+    own: int
+    rise: int
+    after: int
+    highest: int
+
 
 class MemoryLedger:
-    """Bytes held per stage after F and after B (largest micro-batch), and by the device after each op."""
+    """Bytes per stage (largest micro-batch) and per op of a device."""
 
     def __init__(self) -> None:
+        # Held after F and after B; risen while F, B, W and BW ran.
         self.after: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        self.rises: dict[str, dict[int, int]] = {op: {} for op in ("F", "B", "W", "BW")}
         self.levels: list[int] = []
-        self.peak = 0
+        self.highest: list[int] = []
 
-    def note(self, op: str, stage: int, own: int, total: int) -> None:
-        """After an op: what its micro-batch holds on the stage, and all that the device holds."""
-        if op in self.after:
-            self.after[op][stage] = max(own, self.after[op].get(stage, 0))
-        self.levels.append(total)
-        self.peak = max(self.peak, total)
+    def note(self, op: str, stage: int, noted: Noted) -> None:
+        """Note an op that has ended."""
+        for table, value in ((self.after, noted.own), (self.rises, noted.rise)):
+            if op in table:
+                table[op][stage] = max(value, table[op].get(stage, 0))
+        self.levels.append(noted.after)
+        self.highest.append(max(noted.highest, noted.after))

@@ -43,6 +43,11 @@ class RunOptions:
         Largest norm of all gradients together; larger ones are scaled down to it.
     precision : "float32", "bfloat16" or "float16"
         Autocast type of every F; float16 also scales the loss, dynamically.
+    async_weights : bool
+        W's of deferred stages on a CUDA stream of their own, behind everything else; nothing waits for them
+        but what adds to the same gradients and the step's end. No plan says it: it is the run's choice.
+    green_contexts : bool
+        All devices on one GPU that is cut into as many parts (:mod:`zbsolve.runtime.green`).
     data_parallel : int
         Pipelines side by side, each with the plan's number of micro-batches of every step.
     load, save : str, optional
@@ -69,6 +74,8 @@ class RunOptions:
     clip: float | None = None
     precision: Precision = "float32"
     accumulate: int = 1
+    async_weights: bool = False
+    green_contexts: bool = False
     data_parallel: int = 1
     load: str | None = None
     save: str | None = None
@@ -87,6 +94,11 @@ class RunOptions:
             raise InputError(f"clip is {self.clip:g}: give a norm above 0")
         if self.emulate and (self.load or self.save):
             raise InputError("an emulated run has no weights: leave load and save out")
+        if self.green_contexts:
+            others = ("emulate", self.emulate), ("async_weights", self.async_weights)
+            for name, given in (*others, ("data_parallel", self.data_parallel > 1)):
+                if given:
+                    raise InputError(f"green_contexts and {name} do not go together: leave one out")
         if self.emulate and self.data_parallel > 1:
             raise InputError("an emulated run has no gradients to sum: leave data_parallel at 1")
 

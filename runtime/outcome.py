@@ -30,7 +30,8 @@ class Outcome:
     """What a plan's run measured: the trace, and bytes per stage and device for the profile.
 
     ``rollbacks`` counts the steps that post-validation took back, ``skipped`` those without an update;
-    ``resident`` is the process memory (bytes) of the rank that has most, after each measured step.
+    ``resident`` is the process memory (bytes) of the rank that has most, after each measured step; ``rises``
+    are the bytes by which an op (F, B, W, BW) of each stage goes above what was held before it.
     """
 
     trace: Trace
@@ -40,6 +41,7 @@ class Outcome:
     rollbacks: int = 0
     skipped: int = 0
     resident: tuple[int, ...] = ()
+    rises: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON data."""
@@ -51,6 +53,7 @@ class Outcome:
             "rollbacks": self.rollbacks,
             "skipped": self.skipped,
             "resident": list(self.resident),
+            "rises": {op: sorted(by_stage.items()) for op, by_stage in self.rises.items()},
         }
 
     @classmethod
@@ -64,6 +67,7 @@ class Outcome:
             data["rollbacks"],
             data["skipped"],
             tuple(data["resident"]),
+            {op: dict(by_stage) for op, by_stage in data["rises"].items()},
         )
 
 
@@ -96,19 +100,23 @@ def merge(
     ]
     held_f: dict[int, int] = {}
     held_b: dict[int, int] = {}
-    peak = levels = None
+    rises: dict[str, dict[int, int]] = {}
+    peak = levels = highest = None
     split: list[str] = ["emulated"] * instance.num_stages
     if not options.emulate:
         for part in first:
             held_f.update(dict(part["held"][0]))
             held_b.update(dict(part["held"][1]))
+            for op, by_stage in part["rises"].items():
+                rises.setdefault(op, {}).update(dict(by_stage))
             for s, mechanism in part["split"]:
                 split[s] = mechanism
         memory = MEMORY_UNITS.get(instance.memory_unit)
         if memory is not None:
-            peak = tuple((part["static"] + part["peak"]) / memory for part in first)
-            levels = tuple(
-                tuple((part["static"] + level) / memory for level in part["levels"]) for part in first
+            peak = tuple((part["static"] + max(part["highest"], default=0)) / memory for part in first)
+            levels, highest = (
+                tuple(tuple((part["static"] + level) / memory for level in part[what]) for part in first)
+                for what in ("levels", "highest")
             )
     trace = Trace(
         plan_digest=plan.digest(),
@@ -122,6 +130,7 @@ def merge(
         steps=tuple(steps),
         peak_memory=peak,
         memory=levels,
+        memory_during=highest,
         gradients=_gradient_check([part["difference"] for part in parts]),
     )
     return Outcome(
@@ -132,6 +141,7 @@ def merge(
         max(part.get("rollbacks", 0) for part in parts),
         max(part.get("skipped", 0) for part in parts),
         tuple(max(part["steps"][k]["resident"] for part in parts) for k in range(options.steps)),
+        rises,
     )
 
 
@@ -174,7 +184,9 @@ def _gradient_check(found: list[dict[str, Any] | None]) -> GradientCheck | None:
 
 
 def _hardware(options: RunOptions, size: int, device: torch.device) -> str:
-    if device.type == "cuda":
+    if options.green_contexts:
+        what = f"{torch.cuda.get_device_name(device)} cut into {size} parts (green contexts)"
+    elif device.type == "cuda":
         what = f"{size} x {torch.cuda.get_device_name(device)}"
     else:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

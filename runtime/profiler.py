@@ -4,17 +4,19 @@ The profile runs real steps through the same executor, with as many processes an
 have and all devices busy, so that contention for cores, caches and memory is in the figures. Two orders
 take turns: one with every backward split, one with every backward fused. Times are medians after warm-up
 and include the call that sends a result. Memory is what autograd saved plus what was put aside, at the
-boundaries after F and B; what an op needs only while it runs is not measured (``peak_*`` stay 0).
+boundaries after F and B. What an op needs beyond that while it runs (``peak_*``) is what
+:mod:`zbsolve.runtime.transients` sees of it; it is written down where leaving it out could matter to a cap.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from zbsolve.graph import BW, B, F, Task, W, predecessors
 from zbsolve.instance import Instance
+from zbsolve.memory_check import TOLERANCE
 from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
 from zbsolve.runtime.outcome import Outcome
 from zbsolve.simulator import simulate
@@ -24,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 # A split this much dearer than a fused backward loses more than most schedules gain by it.
 _DEAR_SPLIT = 1.3
+_PEAKS = ("F", "B", "W", "BW")
+# Share of what a micro-batch holds on a stage: what a run's memory check lets pass, so that no transient that
+# is left out can set off its alarm.
+PEAK_FLOOR = TOLERANCE
 # F + B + W and F + BW are the same arithmetic: further apart than this, something disturbed the profile.
 _APART = 0.1
 
@@ -80,6 +86,20 @@ def profiling_plan(instance: Instance, fused: bool) -> Plan:
     )
 
 
+def peaks(mem_b: int, mem_w: int, rises: Mapping[str, int]) -> dict[str, int]:
+    """Bytes that each op needs beyond the model's levels (F acquires ``mem_b``, B what ``mem_w`` is more).
+
+    Those below ``PEAK_FLOOR`` of what a micro-batch holds are left out, except that a fused backward has its
+    own as soon as B or W has one (without, the model would take the larger of those for it).
+    """
+    known = {"F": mem_b, "B": max(0, mem_w - mem_b)}
+    beyond = {op: max(0, rise - known.get(op, 0)) for op, rise in rises.items()}
+    kept = {op: n for op, n in beyond.items() if n > PEAK_FLOOR * max(mem_b, mem_w)}
+    if "BW" in beyond and kept.keys() & {"B", "W"}:
+        kept["BW"] = beyond["BW"]
+    return kept
+
+
 def build_instance(
     draft: Instance, split: Outcome, fused: Outcome, progress: Callable[[str], None] | None
 ) -> Instance:
@@ -101,6 +121,8 @@ def build_instance(
                 f"stage {s}: F + B + W take {t_f + t_b + t_w:.1f} ms, F + BW {t_f + t_bw:.1f} ms: if the "
                 "machine was busy, profile again when it is idle",
             )
+        mem_b, mem_w = split.held_after_f.get(s, 0), split.held_after_b.get(s, 0)
+        rises = {op: max(run.rises.get(op, {}).get(s, 0) for run in (split, fused)) for op in _PEAKS}
         stages.append(
             stage.model_copy(
                 update={
@@ -108,9 +130,10 @@ def build_instance(
                     "t_b": round(t_b, 6),
                     "t_w": round(t_w, 6),
                     "t_bw": round(t_bw, 6),
-                    "mem_b": round(split.held_after_f.get(s, 0) / 2**20, 6),
-                    "mem_w": round(split.held_after_b.get(s, 0) / 2**20, 6),
+                    "mem_b": round(mem_b / 2**20, 6),
+                    "mem_w": round(mem_w / 2**20, 6),
                 }
+                | {f"peak_{op.lower()}": round(n / 2**20, 6) for op, n in peaks(mem_b, mem_w, rises).items()}
             )
         )
     hops = []

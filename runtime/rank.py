@@ -22,15 +22,18 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.partition.splits import even_split
-from zbsolve.plan import Plan, check_plan, load_plan
+from zbsolve.plan import Plan, Program, check_plan, load_plan
 from zbsolve.runtime import checkpoint, models
+from zbsolve.runtime.copies import Held, aliases, shared_buffers
 from zbsolve.runtime.emulation import EmulatedStages
-from zbsolve.runtime.executor import Executor, OpRecord
+from zbsolve.runtime.executor import Executor, OpRecord, pairs_of
 from zbsolve.runtime.faults import FaultAt, SlowTransport
-from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.gradients import Difference, compare_gradients, reference_gradients, weight_orders
+from zbsolve.runtime.green import GreenStreams, one_gpu
+from zbsolve.runtime.lanes import CudaStreams, Lanes, StreamApi, arrange, arrange_devices, issued
 from zbsolve.runtime.options import Job
 from zbsolve.runtime.outcome import Outcome, merge, time_unit
+from zbsolve.runtime.side_by_side import on_one_device, told_apart
 from zbsolve.runtime.stages import RealStages, check_model
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Transport, join
@@ -59,10 +62,14 @@ class Rank:
         self.rank, self.size = rank, size
         self.store, self.status = store, status
         wanted = "gloo" if self.options.emulate and self.options.backend == "auto" else self.options.backend
-        self.backend = choose_backend(wanted, size)
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
+        if self.options.green_contexts:
+            self.backend, self.device = "gloo", self._one_gpu()
+        else:
+            self.backend = choose_backend(wanted, size)
+            local = int(os.environ.get("LOCAL_RANK", rank))
+            self.device = torch.device("cuda", local) if self.backend == "nccl" else torch.device("cpu")
         self.updater: Updater | None = None
+        self._green: StreamApi | None = None  # the parts of one GPU, when it is cut
 
     def run(self) -> list[Outcome]:
         """Run all plans. Outcomes on rank 0, nothing elsewhere."""
@@ -75,7 +82,11 @@ class Rank:
             violations = check_plan(plan)
             if violations:
                 raise InputError(f"the plan is not valid: {violations[0]}: solve the instance again")
-        instance = plans[0].instance
+        # What this process and its like run: with green contexts one of them runs all devices.
+        alone = options.green_contexts
+        running = [on_one_device(plan) for plan in plans] if alone else plans
+        self.whole = plans[0].instance
+        instance = running[0].instance
         self.num_devices = instance.num_devices
         if instance.num_devices * options.data_parallel != self.size:
             pipelines = (
@@ -87,8 +98,6 @@ class Rank:
             )
         if options.data_parallel > 1 and instance.replicas > 1:
             raise InputError("the plan is bidirectional already: leave data_parallel at 1")
-        if options.accumulate > 1 and max(options.data_parallel, instance.replicas) > 1:
-            raise InputError("accumulate and several copies of a stage do not go together: leave one at 1")
         join(self.store, self.rank, self.size, self.backend, options.timeout, self.device)
         self.replica, self.index = divmod(self.rank, self.num_devices)
         self._make_groups(instance)
@@ -98,20 +107,23 @@ class Rank:
             if options.link_delay
             else Transport(self.device, self.pipeline)
         )
-        prepared = [self._prepare(plan, stages, transport) for plan in plans]
+        prepared = [self._prepare(plan, stages, transport) for plan in running]
         # Plans take turns step by step: a machine that slows down does so for all of them.
         for turn in range(options.warmup + options.steps):
             for executor, part in prepared:
                 self._measure(executor, part, stages, turn)
         if self.updater is not None:
             self.updater.verify()  # puts the last update right; no step has run on it yet
-        if options.save is not None and isinstance(stages, RealStages):
-            self._save(options.save, stages)
+        if isinstance(stages, RealStages):
+            for copies in stages.copies:
+                copies.require_equal()
+            if options.save is not None:
+                self._save(options.save, stages)
         outcomes = []
         for number, (plan, (_, part)) in enumerate(zip(plans, prepared, strict=True)):
             if self.updater is not None:
                 part |= {"rollbacks": self.updater.rollbacks, "skipped": self.updater.skipped}
-            outcomes += self._gather(number, plan, part)
+            outcomes += self._gather(number, plan, part, running[number] if alone else None)
         dist.barrier()
         dist.destroy_process_group()
         return outcomes
@@ -128,7 +140,7 @@ class Rank:
                 )
 
     def _make_groups(self, instance: Instance) -> None:
-        """Ranks of this pipeline (for messages, and for control), of this device, and of stages' twins."""
+        """Ranks of this pipeline (for messages, and for control), and of this device."""
         p, count = self.num_devices, self.options.data_parallel
         self.pipeline = self.siblings = None
         for r in range(count):
@@ -137,18 +149,19 @@ class Rank:
             control = dist.new_group(ranks, backend="gloo")
             if r == self.replica:
                 self.pipeline, self.control = group, control
-        self.twins: dict[int, dist.ProcessGroup | None] = {}
-        for stage in range(instance.chain) if instance.replicas > 1 else ():
-            homes = sorted(
-                {instance.stages[stage + r * instance.chain].device for r in range(instance.replicas)}
-            )
-            group = dist.new_group(homes) if len(homes) > 1 else None
-            if self.index in homes:
-                self.twins[stage] = group
         for d in range(p) if count > 1 else ():
             group = dist.new_group([r * p + d for r in range(count)])
             if d == self.index:
                 self.siblings = group
+        self._copy_groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def _group_of(self, devices: Sequence[int]) -> dist.ProcessGroup | None:
+        """The ranks of some devices in all pipelines; None for one rank. Every rank asks alike."""
+        p = self.num_devices
+        ranks = tuple(sorted(r * p + d for r in range(self.options.data_parallel) for d in devices))
+        if ranks not in self._copy_groups:
+            self._copy_groups[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        return self._copy_groups[ranks]
 
     def _split(self, model: models.PipelineModel, instance: Instance) -> tuple[int, ...]:
         layers = len(model.layers)
@@ -163,7 +176,8 @@ class Rank:
             return EmulatedStages(instance, time_unit(instance), options.payload_mib)
         model = models.load_model(options.model, options.seed)
         self._layers = self._split(model, instance)
-        check_model(model, instance, self._layers)
+        self._ties = check_model(model, instance, self._layers)
+        buffers = shared_buffers(model, self._layers, instance)
         stages = RealStages(
             model,
             instance,
@@ -177,10 +191,15 @@ class Rank:
             pipeline=self.pipeline,
             siblings=self.siblings,
             autocast=_AUTOCAST[options.precision],
+            homes=[stage.device for stage in self.whole.stages] if options.green_contexts else None,
         )
-        stages.twins = self.twins
+        stages.shared_buffers = buffers
         if options.load is not None:
             checkpoint.load(Path(options.load), stages.stages, self._layers)
+        held = Held(instance, self._layers, {s: stage.module for s, stage in stages.stages.items()})
+        stages.copies = held.find_copies(self._ties, self._group_of)
+        for copies in stages.copies:
+            copies.begin_equal()
         # Each pipeline agrees by itself.
         stages.agree(
             dist.PrefixStore(f"pipeline{self.replica}", self.store),  # type: ignore[attr-defined]
@@ -195,9 +214,7 @@ class Rank:
             float16=options.precision == "float16",
             group=self.control,
             buffers=[b for stage in stages.stages.values() for b in stage.module.buffers()],
-            counted=unique(
-                p for s, stage in stages.stages.items() if s < instance.chain for p in stage.parameters
-            ),
+            counted=held.counted(self._ties, self.index),
         )
         if options.load is not None and self.updater.optimizer is not None:
             checkpoint.load_optimizer(Path(options.load), stages.stages, self._layers, self.updater.optimizer)
@@ -207,7 +224,12 @@ class Rank:
         assert self.updater is not None
         if self.replica == 0:
             checkpoint.save_piece(
-                Path(folder), self.index, stages.stages, self._layers, self.updater.optimizer
+                Path(folder),
+                self.index,
+                stages.stages,
+                self._layers,
+                self.updater.optimizer,
+                aliases(self._ties),
             )
         dist.barrier()
         if self.rank == 0:
@@ -219,23 +241,57 @@ class Rank:
     ) -> tuple[Executor, dict[str, Any]]:
         """The executor of a plan, after the untimed step whose memory and gradients are looked at."""
         strike = FaultAt(self.options.faults) if self.options.faults else None
-        executor = Executor(plan.instance, plan.programs[self.index], stages, transport, self.status, strike)
+        program = plan.programs[self.index]
+        lanes = self._lanes(program, stages)
+        executor = Executor(plan.instance, program, stages, transport, self.status, strike, lanes=lanes)
         part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
         if isinstance(stages, RealStages):
             assert self.updater is not None
             self.updater.clear()
             stages.scale = self.updater.scale.value
+            stages.reduces = self._is_update(0)
             with stages.accounting():
                 executor.step(0)
             part["held"] = [sorted(stages.memory.after[op].items()) for op in ("F", "B")]
-            part["static"] = stages.static_bytes()
-            part["peak"] = stages.memory.peak
+            part["rises"] = {op: sorted(by_stage.items()) for op, by_stage in stages.memory.rises.items()}
+            if stages.homes is None:
+                part["static"] = stages.static_bytes()
+            else:
+                part["static_of"] = [stages.static_bytes(home) for home in range(self.whole.num_devices)]
             part["levels"] = stages.memory.levels
+            part["highest"] = stages.memory.highest
             part["split"] = [[s, stage.mechanism] for s, stage in stages.stages.items()]
             if self.options.check_gradients:
-                part["difference"] = asdict(self._check(plan, stages))
+                with stages.summed():
+                    part["difference"] = asdict(self._check(plan, stages))
             self._update(stages, 0)
         return executor, part
+
+    def _lanes(self, program: Program, stages: RealStages | EmulatedStages) -> Lanes | None:
+        """The CUDA streams of a program; None where one stream, or none, does."""
+        if isinstance(stages, EmulatedStages):
+            return None
+        pairs = pairs_of(program)
+        if self.options.green_contexts:
+            tied = [tie.stages for tie in self._ties]
+            launches = arrange_devices(self.whole, issued(program, pairs), tied)
+            if self._green is None:
+                self._green = self._parts(self.whole.num_devices)
+            return Lanes(launches, self._green)
+        if self.options.async_weights and self.device.type != "cuda":
+            raise InputError("async_weights needs a GPU, and this run is on CPU: leave it out")
+        # Autograd runs the W's of generic stages on their F's stream.
+        deferred = {s for s, stage in stages.stages.items() if stage.mechanism == "deferred"}
+        aside = deferred if self.options.async_weights else set()
+        if self.device.type != "cuda" or not (pairs or aside):
+            return None
+        return Lanes(arrange(issued(program, pairs), aside), CudaStreams(self.device))
+
+    def _one_gpu(self) -> torch.device:
+        return one_gpu()
+
+    def _parts(self, count: int) -> StreamApi:
+        return GreenStreams(self.device, count)
 
     def _measure(
         self, executor: Executor, part: dict[str, Any], stages: RealStages | EmulatedStages, turn: int
@@ -304,12 +360,16 @@ class Rank:
         )
         return compare_gradients(stages, {s: reference[s % chain] for s in stages.stages})
 
-    def _gather(self, number: int, plan: Plan, part: dict[str, Any]) -> list[Outcome]:
+    def _gather(self, number: int, plan: Plan, part: dict[str, Any], alone: Plan | None) -> list[Outcome]:
+        """The outcome of a plan, on rank 0; ``alone`` is what it was run as where one process ran it all."""
         self.store.set(f"part/{number}/{self.rank}", json.dumps(part))
         if self.rank != 0:
             return []
         parts = [json.loads(self.store.get(f"part/{number}/{r}").decode()) for r in range(self.size)]
-        return [merge(plan, self.options, parts, self.device, self.backend)]
+        backend = self.backend
+        if alone is not None:
+            parts, backend = told_apart(parts[0], plan, alone), "none"
+        return [merge(plan, self.options, parts, self.device, backend)]
 
 
 def _resident_bytes() -> int:

@@ -18,7 +18,7 @@ step 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,8 +155,11 @@ class SplitStage:
         if not self.accounting:
             return nullcontext()
 
+        saved = record.saved
+
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            return self._count(record.saved, tensor)
+            self._count(saved, tensor)
+            return tensor.detach()  # a node that kept its own output as it is would keep itself
 
         record.store.pack = pack
         return saved_tensors_hooks(pack, lambda tensor: tensor)
@@ -246,6 +249,12 @@ class SplitStage:
             record.held.append((self.parameters[lowest], found[0]))
         return []
 
+    def put_aside(self, microbatch: int) -> list[torch.Tensor]:
+        """Tensors that the deferred W of a micro-batch will read."""
+        record = self._passes[microbatch]
+        tensors = [t for call in record.store.calls for t in (call.x, call.grad)]
+        return tensors + [gradient for _, gradient in record.held]
+
     def backward_weight(self, microbatch: int) -> None:
         """W: add the micro-batch's weight gradients to ``Parameter.grad`` and free what it held."""
         record = self._passes.pop(microbatch)
@@ -312,28 +321,35 @@ class SplitStage:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    def _count(self, saved: dict[int, int], tensor: torch.Tensor) -> torch.Tensor:
+    def _count(self, saved: dict[int, int], tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._static:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
 
-    def held_bytes(self, microbatch: int) -> int:
-        """Bytes that a micro-batch holds now: saved tensors, inputs, put-aside gradients.
+    def storages(self, tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+        """Address and bytes of each storage of some tensors; parameters and buffers do not count."""
+        found: dict[int, int] = {}
+        for tensor in tensors:
+            self._count(found, tensor)
+        return found
 
-        Each storage counts once; parameters do not count. Needs ``accounting`` during its F.
+    def held_storages(self, microbatch: int) -> dict[int, int]:
+        """Address and bytes of what a micro-batch holds now: saved tensors, inputs, put-aside gradients.
+
+        Needs ``accounting`` during its F.
         """
         record = self._passes.get(microbatch)
         if record is None:
-            return 0
-        storages = dict(record.saved)
+            return {}
         tensors = [*record.inputs, *(t for call in record.store.calls for t in (call.x, call.grad))]
         tensors += [g for _, g in record.held]
         tensors += [g for _, arrived in record.recorded for g in arrived if g is not None]
         tensors += [g for _, g, _ in record.again]
-        for tensor in tensors:
-            self._count(storages, tensor)
-        return sum(storages.values())
+        return record.saved | self.storages(tensors)
+
+    def held_bytes(self, microbatch: int) -> int:
+        """Bytes that a micro-batch holds now, each storage once."""
+        return sum(self.held_storages(microbatch).values())
 
     def all_held_bytes(self) -> int:
         """Bytes of every micro-batch in flight on this stage."""

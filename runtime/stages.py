@@ -10,7 +10,7 @@ random state are undone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,40 +23,34 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
 from zbsolve.runtime.boundary import Boundary
+from zbsolve.runtime.copies import Copies, Tie, find_ties
 from zbsolve.runtime.gradient_sums import unique
-from zbsolve.runtime.ledger import MemoryLedger
+from zbsolve.runtime.ledger import MemoryLedger, Noted
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.status import Status
+from zbsolve.runtime.transients import measure_rise, watch_of
 from zbsolve.runtime.transport import MAX_PARTS, Shape
 from zbsolve.runtime.values import flatten, unflatten
 
 _WEIGHT_TOLERANCE = 1e-6
 
 
-def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> None:
-    """Refuse, by name, what would give wrong gradients. The same answer on every rank.
+def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> tuple[Tie, ...]:
+    """Refuse, by name, what would give wrong gradients; the weights under several names of the rest.
+
+    The same answer on every rank.
 
     Raises
     ------
     InputError
-        Compiled or data-parallel layers, gradient hooks, or a parameter shared by stages of two devices.
+        Compiled or data-parallel layers, gradient hooks, or memory shared by parameters of two devices.
     """
-    owners: dict[nn.Parameter, tuple[int, str]] = {}
-    for stage, held in enumerate(stage_ranges(split)):
-        for index in held:
-            refuse_unsupported(model.layers[index], f"layer {index}")
-            for name, parameter in model.layers[index].named_parameters():
-                label = f"layer {index}.{name}"
-                first, first_label = owners.setdefault(parameter, (stage, label))
-                here, there = instance.stages[stage].device, instance.stages[first].device
-                if here != there:
-                    raise InputError(
-                        f"{label} (stage {stage}, device {here}) is the same parameter as {first_label} "
-                        f"(stage {first}, device {there}): put both layers on one device, or untie them"
-                    )
+    for index in range(len(model.layers)):
+        refuse_unsupported(model.layers[index], f"layer {index}")
+    return find_ties(model, split, instance)
 
 
 def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
@@ -85,6 +79,8 @@ class RealStages:
         every pipeline, which sum their gradients.
     autocast : torch.dtype, optional
         Type that every F runs under; ``scale`` multiplies every loss.
+    homes : sequence of int, optional
+        Where this device stands for several: which of them each stage belongs to, for memory's sake.
     """
 
     def __init__(
@@ -102,7 +98,9 @@ class RealStages:
         pipeline: dist.ProcessGroup | None = None,
         siblings: dist.ProcessGroup | None = None,
         autocast: torch.dtype | None = None,
+        homes: Sequence[int] | None = None,
     ) -> None:
+        self.homes = homes
         self.model, self.instance, self.seed = model, instance, seed
         self.device_index, self.device = device_index, device
         self.first_microbatch = replica * instance.total_microbatches
@@ -110,22 +108,27 @@ class RealStages:
         self.pipeline, self.siblings = pipeline, siblings
         self.autocast = autocast
         self.scale = 1.0
-        # Stage of the model -> group over its replicas' devices, None where one device has them all.
-        self.twins: dict[int, dist.ProcessGroup | None] = {}
+        # Weights with more than one copy, in the order that all ranks have; summed by :meth:`end`.
+        self.copies: list[Copies] = []
+        # Per stage, names of buffers that another device has, too -> how that one is called.
+        self.shared_buffers: dict[int, dict[str, str]] = {}
         self.reduces = True
         self._reducing: list[dist.Work] = []
         self._unfinished: set[int] = set()
         self.chain = instance.chain
         ranges = stage_ranges(split)
         self.stages: dict[int, SplitStage] = {}
+        copied: dict[int, dict[int, Any]] = {}  # replica -> what copy.deepcopy has copied of it
         for s in instance.stages_on(device_index):
             held = [model.layers[i] for i in ranges[s % self.chain]]
             if s >= self.chain:
-                held = copy.deepcopy(held)  # another replica has weights of its own, equal at the start
+                # Another replica has weights of its own, equal at the start and tied as the first one's.
+                held = copy.deepcopy(held, copied.setdefault(s // self.chain, {}))
             layers = StageLayers(held).to(device).train()
             self.stages[s] = SplitStage(layers, s, mechanism, autocast)
         self.losses: dict[int, torch.Tensor] = {}
         self.memory = MemoryLedger()
+        self._watch = watch_of(device)
         self._boundaries: dict[str, dict[int, Boundary]] = {}
         self._step = 0
         self._data: list[MicroBatch] = []
@@ -136,9 +139,10 @@ class RealStages:
         """Trainable parameters of this device, each once."""
         return unique(p for stage in self.stages.values() for p in stage.parameters)
 
-    def static_bytes(self) -> int:
-        """Parameters, their gradients, and two optimizer states for each trainable one."""
-        every = unique(p for stage in self.stages.values() for p in stage.module.parameters())
+    def static_bytes(self, home: int | None = None) -> int:
+        """Parameters, their gradients, and two optimizer states for each trainable one (of one home)."""
+        held = [stage for s, stage in self.stages.items() if self.homes is None or self.homes[s] == home]
+        every = unique(p for stage in held for p in stage.module.parameters())
         return sum(p.nbytes * (4 if p.requires_grad else 1) for p in every)
 
     # --- before step 1 --------------------------------------------------------------------------
@@ -194,7 +198,7 @@ class RealStages:
         self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
     ) -> tuple[list[torch.Tensor], str]:
         module = self.stages[s].module
-        with _undone(module), torch.enable_grad(), self.stages[s].casting():
+        with _undone(module) as buffers, torch.enable_grad(), self.stages[s].casting():
             leaves = [
                 t.detach().requires_grad_(n) if n else t.detach()
                 for t, n in zip(inputs, boundary.needs, strict=True)
@@ -210,8 +214,19 @@ class RealStages:
                 raise InputError(f"stage {s} passes {len(outputs)} tensors on: pass at most {MAX_PARTS}")
             refuse_graph(outputs, f"stage {s} ({self.instance.stages[s].name or 'unnamed'})")
             needs = tuple(t.requires_grad for t in outputs)
+            self._refuse_diverging(s, buffers)
         outputs = [t.detach() for t in outputs]
         return outputs, Boundary(spec, _shapes(outputs), needs).to_text()
+
+    def _refuse_diverging(self, s: int, before: Mapping[str, torch.Tensor]) -> None:
+        """Refuse a buffer of several devices that a forward changes: each would follow its own stages."""
+        current = dict(self.stages[s].module.named_buffers())
+        for name, label in self.shared_buffers.get(s, {}).items():
+            if not torch.equal(current[name], before[name]):
+                raise InputError(
+                    f"stage {s} changes its buffer {name}, which is layer {label} of another device, too: "
+                    "give each layer a buffer of its own, or put both on one device"
+                )
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -242,21 +257,35 @@ class RealStages:
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op on the stage's layers."""
         split = self.stages[stage]
-        if op == "F":
-            result = self._forward(split, stage, microbatch, received)
-        elif op == "W":
-            split.backward_weight(microbatch)
-            result = []
-        elif op == "R":
-            split.recompute(microbatch)
-            result = []
-        else:
-            gradients = self._output_gradients(stage, microbatch, received)
-            back = split.backward_input if op == "B" else split.backward_fused
-            result = [g for g in back(microbatch, gradients) if g is not None]
-        if split.accounting:
-            self.memory.note(op, stage, split.held_bytes(microbatch), self._held())
+        if not split.accounting:
+            return self._compute(split, op, stage, microbatch, received)
+        before = self._held(stage)
+        result, rise = measure_rise(
+            split,
+            microbatch,
+            received,
+            self._watch,
+            lambda: self._compute(split, op, stage, microbatch, received),
+        )
+        # The allocator's level has what an op takes over from the moment it was received.
+        highest = before + (self._watch.rise if self._asks_allocator else rise)
+        self.memory.note(op, stage, Noted(split.held_bytes(microbatch), rise, self._held(stage), highest))
         return result
+
+    def _compute(
+        self, split: SplitStage, op: str, stage: int, microbatch: int, received: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if op == "F":
+            return self._forward(split, stage, microbatch, received)
+        if op == "W":
+            split.backward_weight(microbatch)
+            return []
+        if op == "R":
+            split.recompute(microbatch)
+            return []
+        gradients = self._output_gradients(stage, microbatch, received)
+        back = split.backward_input if op == "B" else split.backward_fused
+        return [g for g in back(microbatch, gradients) if g is not None]
 
     def _forward(
         self, split: SplitStage, stage: int, microbatch: int, received: list[torch.Tensor]
@@ -308,6 +337,10 @@ class RealStages:
         rest = iter(received)
         return [next(rest) if need else None for need in needs]
 
+    def put_aside(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
+        """What the W of a micro-batch will read, and then free."""
+        return self.stages[stage].put_aside(microbatch)
+
     def complete(self, stage: int) -> None:
         """Begin to sum a stage's gradients over the pipelines, while other stages still compute.
 
@@ -316,9 +349,10 @@ class RealStages:
         self._unfinished.discard(stage)
         if not self.reduces or self.siblings is None:
             return
-        later = {p for s in self._unfinished for p in self.stages[s].parameters}
+        apart = {p for s in self._unfinished for p in self.stages[s].parameters}
+        apart.update(p for copies in self.copies for p in copies.parameters)  # their sum is over more ranks
         for parameter in self.stages[stage].parameters:
-            if parameter not in later:
+            if parameter not in apart:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)  # the others may have one
                 work = dist.all_reduce(parameter.grad, group=self.siblings, async_op=True)
@@ -326,28 +360,30 @@ class RealStages:
                 self._reducing.append(work)
 
     def end(self) -> None:
-        """Wait for the sums that :meth:`complete` began, and sum over the replicas of each stage.
-
-        Every device takes the stages in model order, so that no two wait for each other.
-        """
+        """Wait for the sums that :meth:`complete` began, and sum over the copies of each weight."""
         for work in self._reducing:
             work.wait()
         self._reducing.clear()
-        if not self.reduces:
+        if self.reduces:
+            for copies in self.copies:
+                copies.sum_gradients()
+
+    @contextmanager
+    def summed(self) -> Iterator[None]:
+        """Gradients as they would be summed over the ranks, where the step's end has not done it."""
+        if self.reduces:
+            yield
             return
-        for stage, group in sorted(self.twins.items()):
-            own = [split.parameters for s, split in self.stages.items() if s % self.chain == stage]
-            for copies in zip(*own, strict=True):
-                total = torch.zeros_like(copies[0])
-                for parameter in copies:
-                    if parameter.grad is not None:
-                        total += parameter.grad
-                if group is not None:
-                    dist.all_reduce(total, group=group)
-                for parameter in copies:
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    parameter.grad.copy_(total)
+        own = [None if p.grad is None else p.grad.clone() for p in self.parameters]
+        self.reduces = True
+        self._unfinished = set(self.stages)
+        for stage in self.stages:
+            self.complete(stage)
+        self.end()
+        yield
+        for parameter, gradient in zip(self.parameters, own, strict=True):
+            parameter.grad = gradient
+        self.reduces = False
 
     def step_loss(self) -> float | None:
         """What this device's micro-batches add to the step's loss; None where no last stage is."""
@@ -359,8 +395,13 @@ class RealStages:
 
     @contextmanager
     def accounting(self) -> Iterator[None]:
-        """Count what every stage holds at each op boundary (too slow for a timed step)."""
+        """Count what every stage holds around each op (too slow for a timed step)."""
         self.memory = MemoryLedger()
+        self._watch = watch_of(self.device)
+        # Gradients are static memory, and no op's.
+        made = [p for p in self.parameters if p.grad is None]
+        for parameter in made:
+            parameter.grad = torch.zeros_like(parameter)
         for stage in self.stages.values():
             stage.accounting = True
         try:
@@ -368,20 +409,30 @@ class RealStages:
         finally:
             for stage in self.stages.values():
                 stage.accounting = False
+            for parameter in made:
+                if parameter.grad is not None and not bool(parameter.grad.count_nonzero()):
+                    parameter.grad = None
 
-    def _held(self) -> int:
-        """On CUDA what the allocator handed out since the step began, elsewhere what stages account for."""
-        if self.device.type == "cuda":
+    @property
+    def _asks_allocator(self) -> bool:
+        """Whether what the device holds is what its allocator handed out: not for a part of a device."""
+        return self.device.type == "cuda" and self.homes is None
+
+    def _held(self, stage: int) -> int:
+        """What a stage's device holds: by the allocator since the step began, or as stages account for."""
+        if self._asks_allocator:
             return torch.cuda.memory_allocated(self.device) - self._allocated
-        return sum(stage.all_held_bytes() for stage in self.stages.values())
+        homes = self.homes
+        own = [split for s, split in self.stages.items() if homes is None or homes[s] == homes[stage]]
+        return sum(split.all_held_bytes() for split in own)
 
 
 @contextmanager
-def _undone(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward does to buffers and random state."""
+def _undone(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Undo what a forward does to buffers and random state; yields the buffers as they were."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.random.fork_rng():
-        yield
+        yield before
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             if name in before:

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from zbsolve.runtime.buffers import BufferPool
+
 # Tensors that one message may consist of; tags are message number times this, plus the tensor's place.
 MAX_PARTS = 64
 
@@ -52,13 +54,17 @@ class Transport:
         self._group = dist.distributed_c10d._get_default_group() if group is None else group
         self._tagged = dist.get_backend(self._group) != "nccl"
         self._sends: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
+        self._pool = BufferPool() if device.type == "cpu" else None
 
     def receive(self, message: int, peer: int, shapes: Sequence[Shape]) -> Incoming:
         """Post the receive of a message; ``shapes`` were agreed before the first step."""
         tag = message * MAX_PARTS if self._tagged else 0
         works, buffers = [], []
         for size, dtype in shapes:
-            buffer = torch.empty(size, dtype=dtype, device=self.device)
+            if self._pool is None:
+                buffer = torch.empty(size, dtype=dtype, device=self.device)
+            else:
+                buffer = self._pool.empty(size, dtype)
             works.append(self._group.recv([_bytes_like(buffer)], peer, tag))
             buffers.append(buffer)
             tag += self._tagged
@@ -83,6 +89,8 @@ class Transport:
         """Wait for all sends. Every peer posts its receives whatever this rank does, so this ends."""
         for message in list(self._sends):
             self.release(message)
+        if self._pool is not None:
+            self._pool.trim()
 
 
 def _bytes_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -128,6 +128,10 @@ def _from_torchrun(arguments: Sequence[str]) -> int:
     parser.add_argument("--clip", type=float, default=None, help="largest norm of all gradients")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--accumulate", type=int, default=1, help="steps per optimizer step")
+    parser.add_argument(
+        "--green-contexts", action="store_true", help="all devices on one GPU, cut into parts"
+    )
+    parser.add_argument("--async-weights", action="store_true", help="W's on a CUDA stream of their own")
     parser.add_argument("--data-parallel", type=int, default=1, help="pipelines side by side")
     parser.add_argument("--load", default=None, help="checkpoint folder to begin from")
     parser.add_argument("--save", default=None, help="checkpoint folder to write at the end")
@@ -157,6 +161,8 @@ def _from_torchrun(arguments: Sequence[str]) -> int:
         clip=given.clip,
         precision=given.precision,
         accumulate=given.accumulate,
+        async_weights=given.async_weights,
+        green_contexts=given.green_contexts,
         data_parallel=given.data_parallel,
         load=given.load,
         save=given.save,

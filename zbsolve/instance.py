@@ -117,6 +117,12 @@ class Stage(BaseModel):
         return max(self.peak_b, self.peak_w) if self.peak_bw is None else self.peak_bw
 
     @property
+    def highest_peak(self) -> float:
+        """The most extra memory that any of the stage's tasks holds while it runs."""
+        fused = 0.0 if self.t_bw is None else self.peak_fused
+        return max(self.peak_f, self.peak_b, self.peak_w, fused)
+
+    @property
     def min_backward(self) -> float:
         """Shortest device time one micro-batch's whole backward can take, split or fused."""
         split = self.t_b + self.t_w
@@ -359,6 +365,7 @@ class Instance(BaseModel):
             per_device = [
                 self.static(d)
                 + factor * self.num_devices * sum(self.stages[s].mem_b for s in self.stages_on(d))
+                + max(self.stages[s].highest_peak for s in self.stages_on(d))
                 for d in range(self.num_devices)
             ]
             return self.with_changes(memory_cap=per_device)

@@ -1,8 +1,9 @@
 """Memory of a run, op by op, against its plan's curve and the cap.
 
-Both are levels after each op, static memory included: what an op needs only while it runs is in neither
-(the plan's ``peak_*`` are left out here). On CPU the measured level is what autograd saved plus what was put
-aside; on CUDA it is the allocator's.
+Op by op, levels after each op are compared, static memory included: what an op needs only while it runs is
+in neither. A device's highest memory, which is held against its cap, has that as well: planned (``peak_*``)
+and, where the trace has it, measured. On CPU the measured level is what autograd saved plus what was put
+aside, and while an op runs the tensors that it makes; on CUDA it is the allocator's.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """One device: highest level planned and measured, and the op after which they are farthest apart.
+    """One device: highest memory planned and measured, and the op after which levels are farthest apart.
 
     ``excess`` is measured minus planned there, in the instance's memory unit; ``over_cap`` by how much the
-    highest measured level exceeds the device's cap (0 when it does not, or there is none).
+    highest measured memory exceeds the device's cap (0 when it does not, or there is none).
     """
 
     device: int
@@ -53,7 +54,8 @@ def compare_memory(plan: Plan, trace: Trace) -> list[MemoryRow]:
     rows = []
     instance, schedule = plan.instance, plan.schedule()
     for device, (order, levels) in enumerate(zip(schedule.orders, trace.memory, strict=True)):
-        planned = [point.after for point in memory_curve(instance, device, order, schedule.pairs)]
+        curve = memory_curve(instance, device, order, schedule.pairs)
+        planned = [point.after for point in curve]
         if len(levels) != len(planned):
             raise InputError(
                 f"device {device} has {len(levels)} memory levels in the trace and {len(planned)} ops in "
@@ -61,12 +63,13 @@ def compare_memory(plan: Plan, trace: Trace) -> list[MemoryRow]:
             )
         differences = [measured - due for measured, due in zip(levels, planned, strict=True)]
         worst = max(range(len(order)), key=lambda i: abs(differences[i]), default=None)
-        highest = max(levels, default=0.0)
+        during = levels if trace.memory_during is None else trace.memory_during[device]
+        highest = max((*levels, *during), default=0.0)
         cap = instance.cap(device)
         rows.append(
             MemoryRow(
                 device=device,
-                planned=max(planned, default=instance.static(device)),
+                planned=max((point.during for point in curve), default=instance.static(device)),
                 measured=highest,
                 worst=None if worst is None else order[worst],
                 excess=0.0 if worst is None else differences[worst],

@@ -101,9 +101,9 @@ class Trace(_FileModel):
     """Measured steps of one plan.
 
     ``split`` names, per stage, how the backward was split ("deferred", "generic" or "emulated").
-    ``peak_memory`` is the highest memory per device at op boundaries, in the instance's memory unit:
-    static memory plus activations; null when nothing real was held. ``memory`` is that memory after each
-    op of each device, in program order.
+    ``peak_memory`` is the highest memory per device, in the instance's memory unit: static memory plus
+    activations, and transients as far as the runtime sees them; null when nothing real was held. ``memory``
+    is the memory after each op of each device, in program order; ``memory_during`` the most while each ran.
     """
 
     schema_: Literal["zbsolve.trace/1"] = Field(default="zbsolve.trace/1", alias="schema")
@@ -118,14 +118,16 @@ class Trace(_FileModel):
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
     peak_memory: tuple[float, ...] | None = None
     memory: tuple[tuple[float, ...], ...] | None = None
+    memory_during: tuple[tuple[float, ...], ...] | None = None
     gradients: GradientCheck | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _accept_json_arrays(cls, data: Any) -> Any:
-        data = _tuples(data, "split", "steps", "peak_memory", "memory")
-        if isinstance(data, dict) and isinstance(data.get("memory"), tuple):
-            data["memory"] = tuple(tuple(v) if isinstance(v, list) else v for v in data["memory"])
+        data = _tuples(data, "split", "steps", "peak_memory", "memory", "memory_during")
+        for field in ("memory", "memory_during"):
+            if isinstance(data, dict) and isinstance(data.get(field), tuple):
+                data[field] = tuple(tuple(v) if isinstance(v, list) else v for v in data[field])
         return data
 
     @property

@@ -15,6 +15,7 @@ from zbsolve.graph import BW, B, F, Task, W
 from zbsolve.instance import Instance, make_instance, place
 from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
 from zbsolve.runtime.models import MicroBatch, cut_rows
+from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate
 
 
@@ -62,14 +63,33 @@ def all_forward_orders(given: Instance) -> list[list[Task]]:
 
 def plan(given: Instance, orders: Sequence[Sequence[Task]]) -> Plan:
     """A plan with hand-written orders and no bound."""
+    return plan_of_schedule(given, simulate(given, orders))
+
+
+def plan_of_schedule(given: Instance, schedule: Schedule) -> Plan:
+    """A plan of a hand-made schedule, without a bound."""
     return make_plan(
         given,
-        simulate(given, orders),
+        schedule,
         objective="makespan",
         lower_bound=0.0,
         proof=Proof(method="none", statement="hand-written"),
         solver=SolverInfo(name="hand", version="1"),
     )
+
+
+def paired_plan() -> Plan:
+    """One device, two stages: F, F, then pairs of F and BW of either, some W's split."""
+    given = instance(1, 3, "linear")
+    stage = given.stages[0].model_copy(update={"t_fb": 2.5})
+    given = given.with_changes(stages=[stage, stage])
+    order = [
+        Task(F, 0, 0), Task(F, 1, 0), Task(F, 0, 1), Task(BW, 1, 0), Task(F, 1, 1), Task(BW, 0, 0),
+        Task(F, 0, 2), Task(B, 1, 1), Task(W, 1, 1), Task(F, 1, 2), Task(B, 0, 1), Task(B, 1, 2),
+        Task(W, 1, 2), Task(BW, 0, 2), Task(W, 0, 1),
+    ]  # fmt: skip
+    pairs = frozenset([(Task(F, 0, 1), Task(BW, 1, 0)), (Task(F, 1, 1), Task(BW, 0, 0))])
+    return plan_of_schedule(given, simulate(given, [tuple(order)], pairs))
 
 
 class Model:
@@ -325,6 +345,70 @@ def tied_across() -> Model:
     return Model([shared, nn.Tanh(), nn.Tanh(), shared])
 
 
+class Two(nn.Module):
+    """Two Linears, one after the other, on top of its input."""
+
+    def __init__(self, first: nn.Linear, second: nn.Linear) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.tanh(self.first(x)))
+
+
+def woven() -> Model:
+    """Four layers, every two of which share a weight: a-b, c-a, b-d, d-c."""
+    a, b, c, d = (nn.Linear(6, 6) for _ in range(4))
+    return Model([Two(a, b), Two(c, a), Two(b, d), Two(d, c)], rows=8)
+
+
+def shared_norm() -> Model:
+    """One batch norm, with running means, in the first and the last layer."""
+    norm = Normed()
+    return Model([norm, nn.Tanh(), norm])
+
+
+def same_memory() -> Model:
+    """Two Linears whose weights share memory without being one parameter."""
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight.data = first.weight.data
+    return Model([first, nn.Tanh(), last])
+
+
+def tied_training() -> Model:
+    """The same Linear first and last, on eight rows."""
+    shared = nn.Linear(6, 6)
+    return Model([shared, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), shared], rows=8)
+
+
+class Saves(nn.Module):
+    """Keeps its input for the backward, and hands a view of it on beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDE, WIDE, bias=False)
+
+    def forward(self, value: Any) -> Any:
+        x = value if isinstance(value, torch.Tensor) else value[0] + value[1].t()
+        return torch.tanh(self.linear(x)) * x, x.t()
+
+
+class Joins(nn.Module):
+    """Uses both."""
+
+    def forward(self, value: Any) -> torch.Tensor:
+        result: torch.Tensor = value[0] * value[1].t()
+        return result
+
+
+WIDE = 512
+
+
+def wide() -> Model:
+    """Messages of 1 MiB (512 x 512 floats) that stages save, view and pass on."""
+    return Model([Saves(), Saves(), Saves(), Joins()], width=WIDE, rows=6 * WIDE)
+
+
 class Gather(nn.Module):
     """Embeds the ids, shifts by a float of the batch, and passes the mask on."""
 
@@ -403,6 +487,35 @@ def llama_of_transformers() -> Any:
         tie_word_embeddings=False,
     )
     return LlamaForCausalLM(config)
+
+
+def gpt2_of_transformers(tied: bool) -> Any:
+    """transformers' own GPT-2 of two blocks, with random weights, its head tied to the embedding or not."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=40,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=tied,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def tied_gpt2() -> Any:
+    """That GPT-2 as a pipeline model, head and embedding one weight."""
+    from zbsolve.runtime.adapters import causal_lm
+
+    generator = torch.Generator()
+    return causal_lm(
+        gpt2_of_transformers(True),
+        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
+    )
 
 
 def small_llama() -> Any:

@@ -13,7 +13,7 @@ from zbsolve.errors import InputError
 from zbsolve.runtime.adapters import causal_lm, sequential
 from zbsolve.runtime.api import RunOptions, run_plan
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
 def built(kind: str) -> Any:
@@ -21,21 +21,10 @@ def built(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "llama":
         return cases.llama_of_transformers()
-    config = transformers.GPT2Config(
-        vocab_size=40,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-    )
-    return transformers.GPT2LMHeadModel(config)
+    return cases.gpt2_of_transformers(kind == "tied gpt2")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "tied gpt2"])
 def test_layers_are_the_model(kind: str) -> None:
     """Called one after the other, the layers give the model's own logits and loss."""
     model = built(kind).train()
@@ -58,6 +47,17 @@ def test_a_llama_runs_in_a_pipeline() -> None:
     assert trace.gradients is not None
     assert trace.gradients.bit_equal, trace.gradients
     assert trace.split == ("deferred", "deferred")
+
+
+def test_a_gpt2_with_a_tied_head_runs_in_a_pipeline() -> None:
+    """Embedding and head are one weight on two ranks: its gradient is the unpipelined model's."""
+    plan = cases.plan(cases.instance(2, 3), cases.zb_orders(2, 3))
+    options = RunOptions(model="runtime_cases:tied_gpt2", steps=2, warmup=0, timeout=60.0)
+    trace = run_plan(plan, options)
+    assert trace.gradients is not None
+    assert trace.gradients.equal, trace.gradients
+    model = cases.tied_gpt2()
+    assert model.layers[0].embedding.weight is model.layers[-1].head.weight
 
 
 def test_sequential() -> None:

@@ -13,7 +13,7 @@ import pytest
 import runtime_cases as cases
 import torch
 
-from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
+from zbsolve.errors import EnvironmentFailedError, InfeasibleError
 from zbsolve.graph import BW, B, F, W
 from zbsolve.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
@@ -121,12 +121,6 @@ def test_poisoned_step_is_skipped_by_all_ranks() -> None:
     assert poisoned is None  # not a finite number
     assert after is not None
     assert last is not None
-
-
-def test_tied_weight_across_ranks_is_refused() -> None:
-    """A parameter on two devices is refused before step 1 by the names of both places."""
-    with pytest.raises(InputError, match=r"layer 3\.weight .*same parameter as layer 0\.weight"):
-        run(linear_plan(), "tied_across")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from zbsolve.errors import InputError
 from zbsolve.runtime.models import GPT, StageLayers
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
+from zbsolve.runtime.transients import LiveTensors
 from zbsolve.runtime.values import flatten
 
 MECHANISMS: tuple[Mechanism, ...] = ("deferred", "generic")
@@ -468,6 +469,46 @@ def test_memory_is_counted_and_freed(mechanism: Mechanism) -> None:
     assert stage.held_bytes(0) == 0
     gc.collect()
     assert gone() is None
+
+
+PASSING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "GPT block": (lambda: GPT(width=32, blocks=2, heads=2, context=16).layers[1], (2, 16, 32)),
+    "checkpoint": (lambda: nn.Sequential(nn.Linear(6, 6), Checkpointed()), (4, 6)),
+    "convolutions": (lambda: Convolutions(), (2, 3, 12, 12)),
+    "w twice": (lambda: Twice(), (1, 2)),
+    "view": (lambda: View("transposed"), (4, 5, 6)),
+}
+
+
+@both
+@fuse_or_split
+@pytest.mark.parametrize("accounting", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", PASSING)
+def test_nothing_is_left_of_a_microbatch(
+    mechanism: Mechanism, fused: bool, accounting: bool, first: bool, kind: str
+) -> None:
+    """Once a micro-batch is through a stage, no tensor of it is alive, without a garbage collection."""
+    build, shape = PASSING[kind]
+    stage = SplitStage(build(), 0, mechanism)
+    stage.accounting = accounting
+    watch = LiveTensors()
+    x = torch.randn(*shape)
+    alive = []
+    gc.disable()
+    try:
+        for _ in range(3):
+            with watch.op([]):
+                (out,), _ = stage.forward(0, 0, [x], [not first], "tensor", fused=fused)
+                (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
+                if not fused:
+                    stage.backward_weight(0)
+            del out
+            alive.append(watch.alive)
+    finally:
+        gc.enable()
+    # The gradients of the parameters stay, from the first micro-batch on, and what torch keeps for itself.
+    assert alive[2] == alive[1] == alive[0]
 
 
 def test_generic_split_of_a_transformer_block_grows_in_b() -> None:

@@ -71,6 +71,9 @@ ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of each process
 TimeoutOption = Annotated[
     float, typer.Option(metavar="S", help="Give up when a process stays silent so long.")
 ]
+GreenOption = Annotated[
+    bool, typer.Option("--green-contexts", help="All devices on one GPU that is cut into as many parts.")
+]
 SplitOption = Annotated[Split, typer.Option(help="How backward is split into B and W.")]
 
 
@@ -92,6 +95,7 @@ def profile_command(
     split: SplitOption = Split.auto,
     seed: SeedOption = 0,
     timeout: TimeoutOption = 120.0,
+    green_contexts: GreenOption = False,
     by_layer: Annotated[
         bool, typer.Option("--layers", help="Each layer by itself, on one device: a layer profile.")
     ] = False,
@@ -137,6 +141,7 @@ def profile_command(
         split=split.value,
         seed=seed,
         timeout=timeout,
+        green_contexts=green_contexts,
     )
     with status(f"profiling {model} …") as update:
         instance: Instance = runtime.profile_model(options, update)
@@ -177,6 +182,7 @@ def run_command(
     layers_per_stage: LayersOption = None,
     threads: ThreadsOption = 1,
     timeout: TimeoutOption = 120.0,
+    green_contexts: GreenOption = False,
     seed: SeedOption = 0,
     backend: Annotated[Backend, typer.Option(help="Transport.")] = Backend.auto,
     update: Annotated[
@@ -185,6 +191,9 @@ def run_command(
     clip: Annotated[float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients.")] = None,
     precision: Annotated[Precision, typer.Option(help="Autocast type of every F.")] = Precision.float32,
     accumulate: Annotated[int, typer.Option(min=1, help="Steps per optimizer step.")] = 1,
+    async_weights: Annotated[
+        bool, typer.Option("--async-weights", help="On CUDA: W's on a stream of their own.")
+    ] = False,
     data_parallel: Annotated[int, typer.Option(min=1, help="Pipelines side by side.")] = 1,
     load: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Begin from this checkpoint, of any split.")
@@ -223,6 +232,8 @@ def run_command(
         clip=clip,
         precision=precision.value,
         accumulate=accumulate,
+        async_weights=async_weights,
+        green_contexts=green_contexts,
         data_parallel=data_parallel,
         load=None if load is None else str(load),
         save=None if save is None else str(save),
