@@ -23,7 +23,7 @@ from zbsolve.compiled import compile_loop
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_put_off
-from zbsolve.precedence import back, backward_adds, room
+from zbsolve.precedence import back, backward_adds, memory_waits, room
 
 FloatArray = NDArray[np.float64]
 
@@ -86,6 +86,8 @@ def least_time_before(
     place: int,
     j: int,
     need: float,
+    least_last: int,
+    least_closed: int,
     rest_first: bool,
 ) -> float:
     """Least time of the start of a task over all states of its device; infinite where none has room.
@@ -97,7 +99,8 @@ def least_time_before(
 
     ``memory`` is (held of the first stage, of the second, pending of the first, of the second): a micro-batch
     holds the first from when row r has run until row ``2 * chain - 1 - r`` has, then the pending until its W
-    has run; these and ``need`` of the task itself have to be within ``room``.
+    has run; these and ``need`` of the task itself have to be within ``room``. Other rules say that the last
+    row has run ``least_last`` times at least, and row ``chain`` ``least_closed`` times.
 
     ``rest_first`` is the mirror image, where time runs backwards: rows are backwards, then F's, and a W
     has to run before its backward, with nothing pending that need be.
@@ -117,11 +120,11 @@ def least_time_before(
     best = np.inf
     two = chain == 2
     held_a, held_b, pending_a, pending_b = memory[0], memory[1], memory[2], memory[3]
-    for done in range(j if place == last else 0, j + 1):  # by the last row
+    for done in range(j if place == last else least_last, j + 1):  # by the last row
         # By the row before it, where there are two stages.
         ended_from, ended_to = 0, 0
         if two:
-            ended_from = max(done, 0 if place < 2 else (j if place == 2 else j + 1))
+            ended_from = max(done, least_closed if place < 2 else (j if place == 2 else j + 1))
             ended_to = j + 1 if place == 3 else j
         enough = False
         for ended in range(ended_from, ended_to + 1):
@@ -207,6 +210,8 @@ class ForcedWork:
         self._device = [stage.device for stage in instance.stages]
         self._place: dict[tuple[TaskKind, int], int] = {}
         self._need: dict[tuple[TaskKind, int], float] = {}
+        # By the task that waits: how many micro-batches later its device's first and second stage let it run.
+        self._distance: dict[tuple[TaskKind, int], list[int]] = {}
         self._heads: list[FloatArray] = []
         self._lengths: list[FloatArray] = []
         self._memory: list[FloatArray] = []
@@ -232,11 +237,21 @@ class ForcedWork:
                 # Up to its first row a micro-batch of its own is not counted as held.
                 self._need[F, s] = stage.peak_f + (0.0 if mirrored else stage.mem_b)
                 self._need[B, s] = backward_adds(stage) + (stage.mem_b if mirrored else 0.0)
+                self._distance[F, s] = [m, m]
+                self._distance[B, s] = [m, m]
             self._heads.append(np.full((3 * chain, m), np.inf))
             self._lengths.append(lengths)
             self._memory.append(memory[:, :2].ravel())
             self._room.append(room(instance, d))
             self._opening.append((most_put_off if mirrored else forward_work)(instance, d))
+
+        for wait in memory_waits(instance):
+            if wait.kind is B:
+                # Mirrored, the backward waits for the F, which is of an earlier micro-batch there.
+                task = (B, wait.stage) if mirrored else (F, wait.waiting)
+                closing = wait.waiting if mirrored else wait.stage
+                second = closing != instance.stages_on(self._device[closing])[0]
+                self._distance[task][second] = wait.distance
 
     def record(self, kind: TaskKind, s: int, j: int, value: float) -> None:
         """The head (tail) of a task; the W of a stage that can fuse is the rest of its backward."""
@@ -247,11 +262,12 @@ class ForcedWork:
 
         Minus infinity where that says nothing.
         """
-        d = self._device[s]
+        d, number = self._device[s], self._microbatch(j)
+        least_last, least_closed = (max(0, number + 1 - k) for k in self._distance[kind, s])
         time = self._least_time_before(
             self._heads[d], self._lengths[d], self._memory[d], self._room[d], self._opening[d],
-            len(self._lengths[d]) // 3, self._place[kind, s], self._microbatch(j), self._need[kind, s],
-            self._mirrored,
+            len(self._lengths[d]) // 3, self._place[kind, s], number, self._need[kind, s],
+            least_last, least_closed, self._mirrored,
         )  # fmt: skip
         # No state has room where the caps allow no schedule at all: not for this to tell.
         return float(time) if time < math.inf else -math.inf
