@@ -31,17 +31,17 @@ FloatArray = NDArray[np.float64]
 STEPS_WORTH_COMPILING = 100_000
 
 
-def earliest_end(heads: Any, lengths: Any, counts: Any) -> float:
+def earliest_end(heads: Any, lengths: Any, counts: Any, enough: float) -> float:
     """When one machine, which may preempt, can have run the first ``counts[r]`` jobs of every row r.
 
     ``heads``, shape (rows, m), rise along a row; jobs of head minus infinity are left out. Minus
     infinity for no jobs at all. Running whatever is available leaves no machine idle longer than any other
-    way does, and within a row the first jobs are available first.
+    way does, and within a row the first jobs are available first. Stops short where it is ``enough`` already.
     """
     rows = heads.shape[0]
     at = np.zeros(rows, dtype=np.int64)
     now = -np.inf
-    while True:
+    while now < enough:
         first, row = np.inf, -1
         for r in range(rows):
             while at[r] < counts[r] and heads[r, at[r]] == -np.inf:
@@ -55,6 +55,7 @@ def earliest_end(heads: Any, lengths: Any, counts: Any) -> float:
         while at[row] < counts[row] and heads[row, at[row]] <= now:
             now += lengths[row]
             at[row] += 1
+    return now
 
 
 def end_after_opening(heads: Any, lengths: Any, counts: Any, opening: float, rest_first: bool) -> float:
@@ -88,9 +89,12 @@ def least_time_before(
     need: float,
     least_last: int,
     least_closed: int,
+    known: float,
     rest_first: bool,
 ) -> float:
     """Least time of the start of a task over all states of its device; infinite where none has room.
+
+    Where a state allows ``known`` or less this stops: then it says nothing new.
 
     A micro-batch runs ``2 * chain`` tasks on a device of ``chain`` stages, one after the other: rows 0 to
     ``2 * chain - 1``. The task in question is that of row ``place`` of micro-batch ``j``. Rows from
@@ -114,7 +118,7 @@ def least_time_before(
             for r in range(chain):
                 counts[2 * chain + r] = counts[r] + (1 if r == place else 0)
         return max(
-            earliest_end(heads, lengths, counts),
+            earliest_end(heads, lengths, counts, np.inf),
             end_after_opening(heads, lengths, counts, opening, rest_first),
         )
     best = np.inf
@@ -147,9 +151,12 @@ def least_time_before(
                 counts[rest] = first + (1 if place == 0 else 0)
                 if two:
                     counts[rest + 1] = second + (1 if place == 1 else 0)
-                end = earliest_end(heads, lengths, counts)
-                end = max(end, end_after_opening(heads, lengths, counts, opening, rest_first))
-                best = min(best, end)
+                end = end_after_opening(heads, lengths, counts, opening, rest_first)
+                if end < best:
+                    end = max(end, earliest_end(heads, lengths, counts, best))
+                    if end <= known:
+                        return end
+                    best = min(best, end)
                 enough = True
                 break
             over = held + done * pending_a + ended * pending_b - room
@@ -165,9 +172,12 @@ def least_time_before(
                 counts[rest] = rest_a
                 if two:
                     counts[rest + 1] = rest_b
-                end = earliest_end(heads, lengths, counts)
-                end = max(end, end_after_opening(heads, lengths, counts, opening, rest_first))
-                best = min(best, end)
+                end = end_after_opening(heads, lengths, counts, opening, rest_first)
+                if end < best:
+                    end = max(end, earliest_end(heads, lengths, counts, best))
+                    if end <= known:
+                        return end
+                    best = min(best, end)
                 if left <= 0:
                     enough = rest_a == 0
                     break
@@ -257,20 +267,17 @@ class ForcedWork:
         """The head (tail) of a task; the W of a stage that can fuse is the rest of its backward."""
         self._heads[self._device[s]][self._place[kind, s], self._microbatch(j)] = value
 
-    def least_time(self, kind: TaskKind, s: int, j: int) -> float:
-        """Least time of what the device has run before an F or backward (mirrored: has to run after it).
-
-        Minus infinity where that says nothing.
-        """
+    def least_time(self, kind: TaskKind, s: int, j: int, known: float) -> float:
+        """The head (tail) of an F or backward: what the device must run, or ``known`` if that is more."""
         d, number = self._device[s], self._microbatch(j)
         least_last, least_closed = (max(0, number + 1 - k) for k in self._distance[kind, s])
         time = self._least_time_before(
             self._heads[d], self._lengths[d], self._memory[d], self._room[d], self._opening[d],
             len(self._lengths[d]) // 3, self._place[kind, s], number, self._need[kind, s],
-            least_last, least_closed, self._mirrored,
+            least_last, least_closed, known, self._mirrored,
         )  # fmt: skip
         # No state has room where the caps allow no schedule at all: not for this to tell.
-        return float(time) if time < math.inf else -math.inf
+        return max(known, float(time)) if time < math.inf else known
 
     def _microbatch(self, j: int) -> int:
         return self._m - 1 - j if self._mirrored else j

@@ -19,8 +19,8 @@ from zbsolve.graph import B, F, W
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag, MemoryWait, back, memory_waits
 
-# Beyond, counting a device's work takes tens of seconds, for steps whose bounds are tight without it.
-MOST_COUNTING_STEPS = 1_000_000_000
+# Beyond, counting a device's work takes ten seconds and more, for steps whose bounds are tight without it.
+MOST_COUNTING_STEPS = 150_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 if j >= distance and not to_end:
                     np.maximum(head, heads[0, s, j - distance] + value, out=head)
             if work_before is not None:
-                least = work_before.least_time(F, s, j)
-                for o in whole:
-                    head[o] = max(head[o], least)
+                head[list(whole)] = work_before.least_time(F, s, j, head[p])
                 work_before.record(F, s, j, head[p])
         for s in range(S - 1, -1, -1):
             head = heads[1, s, j]
@@ -102,9 +100,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
             if j > 0:
                 np.maximum(head, heads[1, s, j - 1] + t_b[s], out=head)
             if work_before is not None:
-                least = work_before.least_time(B, s, j)
-                for o in whole:
-                    head[o] = max(head[o], least)
+                head[list(whole)] = work_before.least_time(B, s, j, head[p])
                 work_before.record(B, s, j, head[p])
             if splits[s]:
                 np.maximum(heads[2, s, j], head + t_b[s], out=heads[2, s, j])
@@ -145,7 +141,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 if j + distance < m:
                     np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
             for o, work in work_after.items():
-                tail[o] = max(tail[o], work.least_time(B, s, j))
+                tail[o] = work.least_time(B, s, j, tail[o])
                 work.record(B, s, j, tail[o])
         for s in range(S - 1, -1, -1):
             tail = tails[0, s, j]
@@ -160,6 +156,6 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 elif not to_end and j + distance < m:
                     np.maximum(tail, tails[0, s, j + distance] + value, out=tail)
             for o, work in work_after.items():
-                tail[o] = max(tail[o], work.least_time(F, s, j))
+                tail[o] = work.least_time(F, s, j, tail[o])
                 work.record(F, s, j, tail[o])
     return Windows(heads, tails)
