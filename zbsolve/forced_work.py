@@ -4,7 +4,7 @@ Paths say how long one micro-batch is under way; they do not see that a device w
 finish other micro-batches, one task at a time, before it has room for the next F. Here that work is
 counted: the least time, over all states that the device may be in when a task starts, in which it can
 have run what that state says it has run. These times are heads and tails like those of paths, and
-:mod:`zbsolve.precedence` carries both on from device to device.
+:mod:`zbsolve.windows` carries both on from device to device.
 
 The state is exact for devices with one stage or two. With more, only the order of F's and backwards counts,
 not the memory.
