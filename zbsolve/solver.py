@@ -439,7 +439,7 @@ def _search_policies(search: _Search) -> None:
     if search.time_limit >= COMPILE_FROM_SECONDS:
         share = 0.15  # annealing follows
     else:
-        share = 0.3 if instance.num_tasks <= CPSAT_MOST_TASKS else 0.9
+        share = 0.3 if instance.num_tasks <= EXACT_FOLLOWS_MOST_TASKS else 0.9
     budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
