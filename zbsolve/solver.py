@@ -51,7 +51,7 @@ PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
 # Up to here the exact model has a share of the time in the portfolio; beyond, annealing has all of it.
-EXACT_FOLLOWS_MOST_TASKS = 4_000
+EXACT_FOLLOWS_MOST_TASKS = 3_000
 # Of the annealing time: backbones, orders, backbones, orders.
 ANNEALING_SHARES = (0.4, 0.3, 0.15, 0.15)
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
