@@ -438,10 +438,9 @@ def _job_time(instance: Instance, s: int, fused: bool) -> float:
 def _search_policies(search: _Search) -> None:
     """Descent over policies, for a share of the time (most of it where no other search follows)."""
     instance = search.instance
+    share = 0.3 if _exact_share(search) > 0 else 0.9
     if search.time_limit >= COMPILE_FROM_SECONDS:
         share = 0.15  # annealing follows
-    else:
-        share = 0.3 if _exact_share(search) > 0 else 0.9
     budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
