@@ -50,6 +50,9 @@ PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pa
 PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
+# Policies' share of the time before annealing: they are what finds the last per cent of nearly even pipelines.
+POLICIES_SHARE = 0.15
+POLICIES_CLOSE_GAP, POLICIES_CLOSE_SHARE = 0.02, 0.4
 # The exact model's share of the time once policies have run: most where it has little left to prove, none
 # where it would spend it on propagating its model (measured with 2 cores).
 EXACT_CLOSE_GAP, EXACT_CLOSE_SHARE, EXACT_CLOSE_MOST_TASKS = 0.01, 0.65, 4_000
@@ -439,8 +442,10 @@ def _search_policies(search: _Search) -> None:
     """Descent over policies, for a share of the time (most of it where no other search follows)."""
     instance = search.instance
     share = 0.3 if _exact_share(search) > 0 else 0.9
-    if search.time_limit >= COMPILE_FROM_SECONDS:
-        share = 0.15  # annealing follows
+    if search.time_limit >= COMPILE_FROM_SECONDS:  # annealing follows
+        share = POLICIES_SHARE
+        if relative_gap(search.cost, search.bound.value) <= POLICIES_CLOSE_GAP:
+            share = POLICIES_CLOSE_SHARE
     budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
