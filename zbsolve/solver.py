@@ -50,7 +50,7 @@ PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pa
 PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
-# Policies' share of the time before annealing: they are what finds the last per cent of nearly even pipelines.
+# Policies' share of the time before annealing: they find the last per cent of nearly even pipelines.
 POLICIES_SHARE = 0.15
 POLICIES_CLOSE_GAP, POLICIES_CLOSE_SHARE = 0.02, 0.4
 # The exact model's share of the time once policies have run: most where it has little left to prove, none
