@@ -28,14 +28,7 @@ from zbsolve.list_scheduler import decode, encode, to_arrays
 
 
 def time_backbone(
-    m: int,
-    device: Any,
-    time: Any,
-    hop: Any,
-    acquire: Any,
-    transient: Any,
-    release: Any,
-    room: Any,
+    arrays: Any,
     codes: Any,
     lengths: Any,
     patience: Any,
@@ -52,6 +45,8 @@ def time_backbone(
     of F and backward, shape (S, m); per place of a device, shape (p, width), its start and whether the
     device's previous task (else a dependency) set it; and the full orders, W's included, ``out``.
     """
+    m, device, time, hop = arrays.m, arrays.device, arrays.time, arrays.hop
+    acquire, transient, release, room = arrays.acquire, arrays.transient, arrays.release, arrays.room
     S = device.shape[0]
     p = room.shape[0]
     end_f = np.zeros((S, m))
@@ -152,15 +147,7 @@ def time_backbone(
 
 
 def anneal(
-    m: int,
-    device: Any,
-    time: Any,
-    hop: Any,
-    acquire: Any,
-    transient: Any,
-    release: Any,
-    room: Any,
-    can_fuse: Any,
+    arrays: Any,
     codes: Any,
     lengths: Any,
     patience: Any,
@@ -182,7 +169,8 @@ def anneal(
     ``slack`` (an amount that falls to zero over the steps) of the present one. Stops at ``target``.
     """
     np.random.seed(seed)
-    S, p, width = device.shape[0], room.shape[0], codes.shape[1]
+    m, device, time = arrays.m, arrays.device, arrays.time
+    S, p, width = device.shape[0], arrays.room.shape[0], codes.shape[1]
     place_f = np.zeros((S, m), dtype=np.int64)
     place_b = np.zeros((S, m), dtype=np.int64)
     start = np.zeros((p, width))
@@ -191,7 +179,7 @@ def anneal(
     out_length = np.zeros(p, dtype=np.int64)
     critical = np.zeros((2 * S * m, 4), dtype=np.int64)  # device, place, first and last place of its block
     found = time_backbone(
-        m, device, time, hop, acquire, transient, release, room, codes, lengths, patience,
+        arrays, codes, lengths, patience,
         place_f, place_b, start, by_device, out, out_length,
     )  # fmt: skip
     if np.isinf(found[0]):
@@ -267,7 +255,7 @@ def anneal(
             d = np.random.randint(p)
             source = np.random.randint(lengths[d])
             moved = codes[d, source]
-            if moved % 4 != 0 and can_fuse[moved // 4]:
+            if moved % 4 != 0 and arrays.can_fuse[moved // 4]:
                 target_place = source
                 codes[d, source] = moved + 2 if moved % 4 == 1 else moved - 2
             else:
@@ -301,7 +289,7 @@ def anneal(
                 k += direction
             codes[d, target_place] = moved
         found = time_backbone(
-            m, device, time, hop, acquire, transient, release, room, codes, lengths, patience,
+            arrays, codes, lengths, patience,
             place_f, place_b, start, by_device, out, out_length,
         )  # fmt: skip
         value = found[column] + smoothing * found[2]
@@ -364,12 +352,10 @@ class BackboneSearch:
 
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""
-        a = self.arrays
         self.seed += 1
         self.cost = float(
             self._anneal(
-                a.m, a.device, a.time, a.hop, a.acquire, a.transient, a.release, a.room, a.can_fuse,
-                self.codes, self.lengths, self.patience,
+                self.arrays, self.codes, self.lengths, self.patience,
                 self._best_codes, self._best_patience, self._best_out, self._best_length,
                 self.column, steps, slack, self.smoothing, target, self.cost, self.seed % 2**31,
             )

@@ -14,7 +14,7 @@ The core, :func:`run_policy`, is written for numba and also runs as plain Python
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,13 @@ CODES: dict[TaskKind, int] = {F: 0, B: 1, W: 2, BW: 3}
 KINDS: tuple[TaskKind, ...] = (F, B, W, BW)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrays:
-    """An instance as arrays. Shapes: (S,) per stage, (S, 4) per stage and kind, (p,) per device.
+class Arrays(NamedTuple):
+    """An instance as arrays, for loops in machine code.
 
-    ``chunks[d, :count[d]]`` are the stages of device d in model order. ``need[s, b]`` is the memory above the
-    present level with which the device of stage s can finish a micro-batch that has run F up to and including
-    stage s there and (only when s is the device's last stage) has b stages left to go back through.
+    Shapes: (S,) per stage, (S, 4) per stage and kind, (p,) per device. ``chunks[d, :held[d]]`` are the stages
+    of device d in model order. ``need[s, b]`` is the memory above the present level with which the device of
+    stage s can finish a micro-batch that has run F up to and including stage s there and (only when s is the
+    device's last stage) has b stages left to go back through.
     ``room`` is the cap less static memory, tolerance included.
     """
 
@@ -52,7 +52,7 @@ class Arrays:
     can_fuse: NDArray[np.bool_]
     room: FloatArray
     chunks: IntArray
-    count: IntArray
+    held: IntArray
     need_forward: FloatArray
     need_backward: FloatArray
 
@@ -102,7 +102,7 @@ def to_arrays(instance: Instance) -> Arrays:
         can_fuse=~np.isnan(time[:, 3]),
         room=room,
         chunks=chunks,
-        count=np.array([len(stages) for stages in held]),
+        held=np.array([len(stages) for stages in held]),
         need_forward=need_forward,
         need_backward=need_backward,
     )
@@ -373,7 +373,7 @@ class ListScheduler:
         self.instance = instance
         self.arrays = to_arrays(instance)
         self._run = compile_loop(run_policy) if compiled else run_policy
-        width = 3 * instance.num_microbatches * int(self.arrays.count.max())
+        width = 3 * instance.num_microbatches * int(self.arrays.held.max())
         self.codes = np.zeros((instance.num_devices, width), dtype=np.int64)
         self.lengths = np.zeros(instance.num_devices, dtype=np.int64)
         self._best = self.codes.copy(), self.lengths.copy()
@@ -394,7 +394,7 @@ class ListScheduler:
             a.release,
             a.room,
             a.chunks,
-            a.count,
+            a.held,
             a.need_forward,
             a.need_backward,
             policy.limit,

@@ -26,19 +26,6 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import decode, encode, to_arrays
 
 
-class Rules(NamedTuple):
-    """What of an instance the loops need; shapes as in :class:`zbsolve.list_scheduler.Arrays`."""
-
-    m: int
-    device: Any
-    time: Any
-    hop: Any
-    acquire: Any
-    transient: Any
-    release: Any
-    room: Any
-
-
 class Timing(NamedTuple):
     """Timed orders. Per place of a device, shape (p, width); per stage and micro-batch, shape (S, m).
 
@@ -60,14 +47,14 @@ class Timing(NamedTuple):
     sequence: Any
 
 
-def time_orders(rules: Any, codes: Any, lengths: Any, timing: Any) -> tuple[float, float]:
+def time_orders(arrays: Any, codes: Any, lengths: Any, timing: Any) -> tuple[float, float]:
     """(makespan, span) at earliest starts; infinite for orders that deadlock or overrun memory.
 
     Fills ``timing`` but for the tails.
     """
-    S = rules.device.shape[0]
-    p = rules.room.shape[0]
-    device, time, hop = rules.device, rules.time, rules.hop
+    S = arrays.device.shape[0]
+    p = arrays.room.shape[0]
+    device, time, hop = arrays.device, arrays.time, arrays.hop
     done_f = np.zeros(S, dtype=np.int64)
     done_b = np.zeros(S, dtype=np.int64)
     split = np.zeros(S, dtype=np.int64)
@@ -76,7 +63,7 @@ def time_orders(rules: Any, codes: Any, lengths: Any, timing: Any) -> tuple[floa
     free = np.zeros(p)
     level = np.zeros(p)
     first = np.zeros(p)
-    stack = np.empty(p + 2 * S * rules.m + 1, dtype=np.int64)
+    stack = np.empty(p + 2 * S * arrays.m + 1, dtype=np.int64)
     top = p
     total = 0
     for d in range(p):
@@ -113,10 +100,10 @@ def time_orders(rules: Any, codes: Any, lengths: Any, timing: Any) -> tuple[floa
                     q = device[s + 1]
                     k = timing.place_b[s + 1, j]
                     ready = timing.start[q, k] + time[s + 1, codes[q, k] % 4] + hop[s]
-            if level[d] + rules.acquire[s, kind] + rules.transient[s, kind] > rules.room[d]:
+            if level[d] + arrays.acquire[s, kind] + arrays.transient[s, kind] > arrays.room[d]:
                 return np.inf, np.inf
             timing.level[d, i] = level[d]
-            level[d] += rules.acquire[s, kind] - rules.release[s, kind]
+            level[d] += arrays.acquire[s, kind] - arrays.release[s, kind]
             begin = max(free[d], ready)
             timing.by_device[d, i] = free[d] >= ready
             timing.start[d, i] = begin
@@ -150,34 +137,34 @@ def time_orders(rules: Any, codes: Any, lengths: Any, timing: Any) -> tuple[floa
     return free.max(), (free - first).max()
 
 
-def before(rules: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
+def before(arrays: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
     """Device and place of the task whose output a task waits for, and the hop; device -1: none."""
     if kind == 0:
         if s == 0:
             return -1, 0, 0.0
-        return rules.device[s - 1], timing.place_f[s - 1, j], rules.hop[s - 1]
+        return arrays.device[s - 1], timing.place_f[s - 1, j], arrays.hop[s - 1]
     if kind == 2:
-        return rules.device[s], timing.place_split[s, j], 0.0
-    if s == rules.device.shape[0] - 1:
-        return rules.device[s], timing.place_f[s, j], 0.0
-    return rules.device[s + 1], timing.place_b[s + 1, j], rules.hop[s]
+        return arrays.device[s], timing.place_split[s, j], 0.0
+    if s == arrays.device.shape[0] - 1:
+        return arrays.device[s], timing.place_f[s, j], 0.0
+    return arrays.device[s + 1], timing.place_b[s + 1, j], arrays.hop[s]
 
 
-def after(rules: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
+def after(arrays: Any, timing: Any, s: int, kind: int, j: int) -> tuple[int, int, float]:
     """Device and place of the task that waits for a task's output, and the hop; device -1: none.
 
     A W, which waits for its B on the same device, is left to the device's order.
     """
     if kind == 0:
-        if s == rules.device.shape[0] - 1:
-            return rules.device[s], timing.place_b[s, j], 0.0
-        return rules.device[s + 1], timing.place_f[s + 1, j], rules.hop[s]
+        if s == arrays.device.shape[0] - 1:
+            return arrays.device[s], timing.place_b[s, j], 0.0
+        return arrays.device[s + 1], timing.place_f[s + 1, j], arrays.hop[s]
     if kind == 2 or s == 0:
         return -1, 0, 0.0
-    return rules.device[s - 1], timing.place_b[s - 1, j], rules.hop[s - 1]
+    return arrays.device[s - 1], timing.place_b[s - 1, j], arrays.hop[s - 1]
 
 
-def add_tails(rules: Any, codes: Any, lengths: Any, timing: Any, column: int) -> None:
+def add_tails(arrays: Any, codes: Any, lengths: Any, timing: Any, column: int) -> None:
     """Fill the tails of timed orders: to the last end, or (``column`` 1) to the largest window's."""
     for n in range(lengths.sum() - 1, -1, -1):
         d, i = timing.sequence[n, 0], timing.sequence[n, 1]
@@ -185,11 +172,11 @@ def add_tails(rules: Any, codes: Any, lengths: Any, timing: Any, column: int) ->
         tail = -timing.start[d, 0] if column == 1 else 0.0
         if i + 1 < lengths[d]:
             c = codes[d, i + 1]
-            tail = max(tail, rules.time[c // 4, c % 4] + timing.tail[d, i + 1])
-        q, k, wait = after(rules, timing, s, kind, timing.number[d, i])
+            tail = max(tail, arrays.time[c // 4, c % 4] + timing.tail[d, i + 1])
+        q, k, wait = after(arrays, timing, s, kind, timing.number[d, i])
         if q >= 0:
             c = codes[q, k]
-            tail = max(tail, wait + rules.time[c // 4, c % 4] + timing.tail[q, k])
+            tail = max(tail, wait + arrays.time[c // 4, c % 4] + timing.tail[q, k])
         timing.tail[d, i] = tail
 
 
@@ -201,7 +188,7 @@ def moved_to(n: int, low: int, high: int, later: bool) -> int:
 
 
 def path_through(
-    rules: Any,
+    arrays: Any,
     codes: Any,
     lengths: Any,
     timing: Any,
@@ -218,21 +205,21 @@ def path_through(
     the span a window may begin later: both are left to :func:`time_orders`. ``ends`` is scratch, one a place.
     """
     low, high = min(source, target), max(source, target)
-    room = rules.room[d]
+    room = arrays.room[d]
     level = timing.level[d, low]
     free = 0.0
     if low > 0:
         c = codes[d, low - 1]
-        free = timing.start[d, low - 1] + rules.time[c // 4, c % 4]
+        free = timing.start[d, low - 1] + arrays.time[c // 4, c % 4]
     later = target > source
     for n in range(low, high + 1):
         old = moved_to(n, low, high, later)
         s, kind = codes[d, old] // 4, codes[d, old] % 4
         j = timing.number[d, old]
-        if level + rules.acquire[s, kind] + rules.transient[s, kind] > room:
+        if level + arrays.acquire[s, kind] + arrays.transient[s, kind] > room:
             return np.inf
-        level += rules.acquire[s, kind] - rules.release[s, kind]
-        q, k, wait = before(rules, timing, s, kind, j)
+        level += arrays.acquire[s, kind] - arrays.release[s, kind]
+        q, k, wait = before(arrays, timing, s, kind, j)
         ready = 0.0
         if q == d and low <= k <= high:
             if (later and k == source) or (not later and old == source):
@@ -240,12 +227,12 @@ def path_through(
             ready = ends[k] + wait
         elif q >= 0:
             c = codes[q, k]
-            ready = timing.start[q, k] + rules.time[c // 4, c % 4] + wait
+            ready = timing.start[q, k] + arrays.time[c // 4, c % 4] + wait
         if kind % 2 == 1 and low <= timing.place_f[s, j] <= high:
             own = timing.place_f[s, j]
             if (later and own == source) or (not later and old == source):
                 return np.inf
-        free = max(free, ready) + rules.time[s, kind]
+        free = max(free, ready) + arrays.time[s, kind]
         ends[old] = free
     # Backwards: ``ends`` turns into end + tail, the tails in ``rest``.
     longest = 0.0
@@ -253,22 +240,22 @@ def path_through(
     bottom = rest
     if high + 1 < lengths[d]:
         c = codes[d, high + 1]
-        rest = max(rest, rules.time[c // 4, c % 4] + timing.tail[d, high + 1])
+        rest = max(rest, arrays.time[c // 4, c % 4] + timing.tail[d, high + 1])
     for n in range(high, low - 1, -1):
         old = moved_to(n, low, high, later)
         s, kind = codes[d, old] // 4, codes[d, old] % 4
         tail = max(bottom, rest)
-        q, k, wait = after(rules, timing, s, kind, timing.number[d, old])
+        q, k, wait = after(arrays, timing, s, kind, timing.number[d, old])
         if q >= 0 and not (q == d and low <= k <= high):
             c = codes[q, k]
-            tail = max(tail, wait + rules.time[c // 4, c % 4] + timing.tail[q, k])
+            tail = max(tail, wait + arrays.time[c // 4, c % 4] + timing.tail[q, k])
         longest = max(longest, ends[old] + tail)
-        rest = rules.time[s, kind] + tail
+        rest = arrays.time[s, kind] + tail
     return longest
 
 
 def anneal(
-    rules: Any,
+    arrays: Any,
     codes: Any,
     lengths: Any,
     timing: Any,
@@ -285,13 +272,13 @@ def anneal(
     present one. Stops at ``target``. ``timing`` and ``other`` are scratch.
     """
     np.random.seed(seed)
-    p = rules.room.shape[0]
-    time = rules.time
+    p = arrays.room.shape[0]
+    time = arrays.time
     # Device, place, first and last place of its block.
     critical = np.zeros((lengths.sum(), 4), dtype=np.int64)
     ends = np.zeros(codes.shape[1])
     best_codes = codes.copy()
-    present = time_orders(rules, codes, lengths, timing)[column]
+    present = time_orders(arrays, codes, lengths, timing)[column]
     best = present
     if np.isinf(present):
         return np.inf  # orders that cannot run have no critical path to work on
@@ -301,7 +288,7 @@ def anneal(
         if best <= target:
             break
         if stale:
-            add_tails(rules, codes, lengths, timing, column)
+            add_tails(arrays, codes, lengths, timing, column)
             # --- trace the critical path back from the task that ends last ----------------------
             number = 0
             d, i = 0, 0
@@ -329,7 +316,7 @@ def anneal(
                     critical[block, 2] = i
                     block += 1
                 s, kind = codes[d, i] // 4, codes[d, i] % 4
-                d, i, _ = before(rules, timing, s, kind, timing.number[d, i])
+                d, i, _ = before(arrays, timing, s, kind, timing.number[d, i])
                 last = i
             while block < number:
                 critical[block, 2] = 0
@@ -361,14 +348,14 @@ def anneal(
         if target_place == source:
             continue
         limit = present + slack * (1.0 - step / steps) * np.random.random()
-        if path_through(rules, codes, lengths, timing, column, d, source, target_place, ends) > limit:
+        if path_through(arrays, codes, lengths, timing, column, d, source, target_place, ends) > limit:
             continue
         k = source
         while k != target_place:
             codes[d, k] = codes[d, k + direction]
             k += direction
         codes[d, target_place] = moved
-        value = time_orders(rules, codes, lengths, other)[column]
+        value = time_orders(arrays, codes, lengths, other)[column]
         if value <= limit:
             present = value
             timing, other = other, timing
@@ -423,8 +410,7 @@ class OrderSearch:
         seed: int,
         compiled: bool,
     ) -> None:
-        arrays = to_arrays(instance)
-        self.rules = Rules(*(getattr(arrays, name) for name in Rules._fields))
+        self.arrays = to_arrays(instance)
         self.column = 1 if objective == "span" else 0
         self.seed = seed
         self.codes, self.lengths = encode(orders)
@@ -436,7 +422,7 @@ class OrderSearch:
         self.seed += 1
         return float(
             self._anneal(
-                self.rules, self.codes, self.lengths, *self._timings,
+                self.arrays, self.codes, self.lengths, *self._timings,
                 self.column, steps, slack, target, self.seed % 2**31,
             )
         )  # fmt: skip

@@ -50,8 +50,10 @@ PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pa
 PATTERNS_SHARE = 0.1
 PATTERNS_ATTEMPTS = 8
 PATTERNS_CLOSE = 1.002
-# Up to here the exact model has a share of the time in the portfolio; beyond, annealing has all of it.
-EXACT_FOLLOWS_MOST_TASKS = 4_000
+# The exact model's share of the time once policies have run: most where it has little left to prove, none
+# where it would spend it on propagating its model (measured with 2 cores).
+EXACT_CLOSE_GAP, EXACT_CLOSE_SHARE, EXACT_CLOSE_MOST_TASKS = 0.01, 0.65, 4_000
+EXACT_SHARE, EXACT_MOST_TASKS = 0.3, 3_000
 # Of the annealing time: backbones, orders, backbones, orders.
 ANNEALING_SHARES = (0.4, 0.3, 0.15, 0.15)
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
@@ -436,10 +438,9 @@ def _job_time(instance: Instance, s: int, fused: bool) -> float:
 def _search_policies(search: _Search) -> None:
     """Descent over policies, for a share of the time (most of it where no other search follows)."""
     instance = search.instance
+    share = 0.3 if _exact_share(search) > 0 else 0.9
     if search.time_limit >= COMPILE_FROM_SECONDS:
         share = 0.15  # annealing follows
-    else:
-        share = 0.3 if instance.num_tasks <= CPSAT_MOST_TASKS else 0.9
     budget = max(1e-3, search.left * share)  # the limit may pass right here
     compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
     scheduler = ListScheduler(instance, compiled=compiled)
@@ -476,8 +477,7 @@ def _search_orders(search: _Search) -> None:
     """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
-    exact_follows = search.instance.num_tasks <= EXACT_FOLLOWS_MOST_TASKS
-    until, budget = search.seconds, search.left * (0.7 if exact_follows else 0.97)
+    until, budget = search.seconds, search.left * min(0.97, 1.0 - _exact_share(search))
     for number, share in enumerate(ANNEALING_SHARES):
         if search.done:
             return
@@ -526,9 +526,17 @@ def _anneal(
             pace = max(1e-7, (search.seconds - round_began) / steps)
 
 
+def _exact_share(search: _Search) -> float:
+    """Share of the time that is left which the portfolio keeps for the exact model."""
+    gap, tasks = relative_gap(search.cost, search.bound.value), search.instance.num_tasks
+    if gap <= EXACT_CLOSE_GAP and tasks <= EXACT_CLOSE_MOST_TASKS:
+        return EXACT_CLOSE_SHARE
+    return EXACT_SHARE if tasks <= EXACT_MOST_TASKS else 0.0
+
+
 def _finish_exactly(search: _Search) -> None:
     """The exact model last, where it has a chance."""
-    if search.instance.num_tasks <= EXACT_FOLLOWS_MOST_TASKS:
+    if _exact_share(search) > 0:
         _run_cpsat(search)
 
 
