@@ -135,17 +135,16 @@ def test_least_time_is_the_least_over_all_states(chain: int, rest_first: bool) -
     draw = np.random.default_rng(chain)
     m = 5 - chain
     for _ in range(1500):
-        heads = np.sort(draw.integers(0, 12, (3 * chain, m)).astype(float))
-        lengths = draw.integers(0, 4, 3 * chain).astype(float)
+        heads = np.sort(draw.integers(0, 6, (3 * chain, m)).astype(float))
+        lengths = draw.integers(0, 5, 3 * chain).astype(float)
         memory = np.zeros(4)
-        memory[:chain], memory[2 : 2 + chain] = draw.integers(0, 4, chain), draw.integers(0, 4, chain)
+        memory[:chain], memory[2 : 2 + chain] = draw.integers(0, 6, chain), draw.integers(0, 3, chain)
         if draw.random() < 0.2:
             heads[2 * chain :, : draw.integers(0, m)] = -math.inf
         place, j = int(draw.integers(0, 2 * chain)), int(draw.integers(0, m))
         least_last = int(draw.integers(0, j + 1)) if place < 2 * chain - 1 else 0
         least_closed = int(draw.integers(0, j + 1)) if chain == 2 and place < 2 else 0
-        room, opening, need = (float(draw.integers(0, 12)) for _ in range(3))
-        need = min(need, 3.0)
+        room, opening, need = (float(draw.integers(0, most)) for most in (12, 24, 4))
         state = (heads, lengths, memory, room, opening, chain, place, j, need, least_last, least_closed)
         expected = least_over_all_states(*state, rest_first)
         assert forced_work.least_time_before(*state, -math.inf, rest_first) == expected
