@@ -164,11 +164,11 @@ def least_time_before(
                 left = over - rest_a * pending_a
                 rest_b = 0
                 if left > 0:
-                    if pending_b <= 0:
+                    # Not even all W's of the second stage would free enough; nor is the ratio below too much
+                    # for an integer, though pending_b may be next to nothing.
+                    if left > (ended + 1e-9) * pending_b:
                         continue
-                    rest_b = int(np.ceil(left / pending_b - 1e-9))
-                    if rest_b > ended:
-                        continue
+                    rest_b = min(ended, int(np.ceil(left / pending_b - 1e-9)))
                 counts[rest] = rest_a
                 if two:
                     counts[rest + 1] = rest_b

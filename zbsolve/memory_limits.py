@@ -22,7 +22,7 @@ def most_in_flight(instance: Instance, device: int, s: int) -> int:
     if math.isinf(free) or stage.mem_b == 0:
         return instance.num_microbatches
     growth = stage.growth if stage.t_bw is None else 0.0
-    return max(1, int(min(instance.num_microbatches, (free - growth) / stage.mem_b)))
+    return max(1, int(min(instance.num_microbatches, max(0.0, free - growth) / stage.mem_b)))
 
 
 def forward_work(instance: Instance, device: int) -> float:
@@ -77,7 +77,8 @@ def most_put_off(instance: Instance, device: int) -> float:
     value = sum(i * each for i, each in zip(counts, backward, strict=True))
     items = [(stage.mem_w, each) for stage, each in zip(stages, weight, strict=True)]
     pending = np.array([m - i for i in counts])
-    return float((value + _fractional_knapsack(items, pending, left)).max())
+    # Nothing fits where the static memory alone is over the cap.
+    return float((value + _fractional_knapsack(items, pending, left)).max(initial=0.0))
 
 
 def _fractional_knapsack(

@@ -84,7 +84,7 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
             for a in range(q + 1):
                 if cumulative[a] > 0:
                     left = free - cumulative[q] - backward_adds(instance.stages[last])
-                    distance = max(1, int(min(m, left / cumulative[a])) + 1)
+                    distance = int(min(m, max(0.0, left) / cumulative[a])) + 1
                     if distance < m:
                         yield MemoryWait(stages[a], B, last, distance)
         for s, held in zip(stages, cumulative, strict=True):
@@ -92,7 +92,7 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
             if stage.t_bw is not None or stage.mem_w == 0:
                 continue
             left = free - held - backward_adds(stage)
-            ended = m if held == 0 else max(1, int(min(m, left / held)) + 1)
+            ended = m if held == 0 else int(min(m, max(0.0, left) / held)) + 1
             left = free - held - stage.peak_f
             for distance in range(1, m):
                 left -= stage.mem_w if distance >= ended else min(stage.mem_w, held)
