@@ -53,9 +53,10 @@ MEMORY_BITS = 30
 DETERMINISTIC_WALL_FACTOR = 20.0
 
 
-# From this many tasks on CP-SAT's probing and linear relaxation, whose single steps cannot be interrupted,
-# overrun short limits: it goes without them.
-LARGE_TASKS = 4_000
+# Single steps of CP-SAT's probing, linear relaxation and propagation cannot be interrupted. From so many
+# tasks on they overrun limits of less than so many seconds a task; from HOPELESS_TASKS on they prove nothing.
+LARGE_TASKS, LARGE_SECONDS_A_TASK = 2_000, 0.006
+HOPELESS_TASKS = 4_000
 
 # When a micro-batch's memory on a stage changes.
 Moment = Literal["F", "B", "B end", "released"]
@@ -617,11 +618,12 @@ def solve_cpsat(
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, begun + time_limit - time.monotonic())
 
-    if 3 * instance.num_stages * instance.num_microbatches >= LARGE_TASKS:
+    tasks = 3 * instance.num_stages * instance.num_microbatches
+    short = deterministic or time_limit < tasks * LARGE_SECONDS_A_TASK
+    if tasks >= HOPELESS_TASKS or (tasks >= LARGE_TASKS and short):
         parameters.cp_model_probing_level = 0
         parameters.linearization_level = 0
         parameters.symmetry_level = 0
-        # One propagation of the whole model may take longer than the limit, and proves nothing at this size.
         parameters.use_lns_only = hint is not None
     elif not deterministic:
         # The incumbent is good already when this begins: one worker on the bound, one on everything.

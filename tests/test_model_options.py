@@ -345,5 +345,5 @@ def test_least_memory_of_two_replicas_is_that_of_one_at_a_time() -> None:
     """A device of two replicas needs to hold one micro-batch of either, not of both."""
     instance = bidirectional(equal_stages(2, 4))
     require_feasible(instance.with_changes(memory_cap=1.0))
-    with pytest.raises(InfeasibleError, match="device 0 needs 1"):
+    with pytest.raises(InfeasibleError, match=r"devices 0-1 need 1 MiB each, have 0\.5"):
         require_feasible(instance.with_changes(memory_cap=0.5))

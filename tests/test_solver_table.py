@@ -104,10 +104,10 @@ def test_no_cap_makespan_is_never_the_span() -> None:
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_no_memory_at_all_is_infeasible(name: str) -> None:
-    """Cap 0: each solver proves it; the front names device 0, the need of 1 and what it has."""
+    """Cap 0: each solver proves it; the front names the devices, the need of 1 and what they have."""
     instance = equal_stages(4, 3, memory_cap=0.0)
     assert SOLVERS[name](instance, "makespan", time_limit=30.0).status is Status.INFEASIBLE
-    with pytest.raises(InfeasibleError, match=r"device 0 needs 1 .* has 0"):
+    with pytest.raises(InfeasibleError, match=r"devices 0-3 need 1 .* have 0"):
         solve(instance)
 
 
