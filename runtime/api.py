@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -27,6 +27,7 @@ __all__ = [
     "profile_model",
     "run_plan",
     "train",
+    "train_by_turns",
 ]
 
 
@@ -122,9 +123,20 @@ def train(plan: Plan, options: RunOptions, progress: Progress | None = None) -> 
     EnvironmentFailedError
         A rank raised, died or hung; names rank, op, stage and micro-batch.
     """
+    return train_by_turns([plan], options, progress)[0]
+
+
+def train_by_turns(
+    plans: Sequence[Plan], options: RunOptions, progress: Progress | None = None
+) -> list[Outcome]:
+    """Several plans of one model in one group of ranks, step by step by turns; errors as of :func:`train`.
+
+    A machine that slows down, for seconds or for good, does so for all of them: what they are compared by.
+    """
     options.check()
-    time_unit(plan.instance)
-    violations = check_plan(plan)
-    if violations:
-        raise InfeasibleError(f"the plan is not valid, nothing was started: {violations[0]}")
-    return launch([plan], Job(options), progress)[0]
+    for plan in plans:
+        time_unit(plan.instance)
+        violations = check_plan(plan)
+        if violations:
+            raise InfeasibleError(f"the plan is not valid, nothing was started: {violations[0]}")
+    return launch(plans, Job(options), progress)

@@ -20,7 +20,7 @@ from zbsolve.instance import Instance, make_instance
 from zbsolve.plan import Plan
 from zbsolve.report.comparison import gain_text
 from zbsolve.report.figures import save_plan_figure
-from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
+from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan, train_by_turns
 from zbsolve.simulator import simulate
 from zbsolve.solver import certify, solve
 from zbsolve.trace import Comparison, Trace, compare, compare_times, recalibrate
@@ -101,21 +101,24 @@ def _real_part(out: Path, effort: _Effort, progress: Report, result: DemoResult)
     progress("solving …")
     plan = solve(instance, time_limit=effort.solve_seconds).plan
     _save_plan(plan, out / "plan.json", "the solved plan", result)
-    options = RunOptions(steps=effort.steps)
-    progress("running the plan on 2 processes, gradients checked …")
-    trace = _run(plan, "zbsolve, GPT on 2 processes", options, progress, result)
-    _save_trace(trace, out / "trace.json", "its measured run", result)
-    _note_drift(result)
-    save_plan_figure(out / "gantt.png", plan, trace)
-    result.files.append((out / "gantt.png", "predicted over measured, and memory"))
-
+    plans = {"zbsolve": plan}
     reference = _one_f_one_b(instance, result)
     if reference is not None:
-        progress("running 1F1B on the same profile …")
+        plans["1F1B"] = reference
         _save_plan(reference, out / "plan_1f1b.json", "1F1B on the same profile", result)
-        trace = _run(reference, "1F1B, GPT on 2 processes", options, progress, result)
-        _save_trace(trace, out / "trace_1f1b.json", "its measured run", result)
+    progress(f"running {' and '.join(plans)} by turns on 2 processes, gradients checked …")
+    # No optimizer: the plans share the model, and each one's gradients are held against its first weights.
+    options = RunOptions(steps=effort.steps, optimizer="none")
+    outcomes = train_by_turns(list(plans.values()), options, progress)
+    for (name, made), outcome in zip(plans.items(), outcomes, strict=True):
+        comparison = compare(made, outcome.trace)
+        result.rows.append(DemoRow(f"{name}, GPT on 2 processes", made, outcome.trace, comparison))
         _note_drift(result)
+    _save_trace(outcomes[0].trace, out / "trace.json", "its measured run", result)
+    save_plan_figure(out / "gantt.png", plan, outcomes[0].trace)
+    result.files.append((out / "gantt.png", "predicted over measured, and memory"))
+    if reference is not None:
+        _save_trace(outcomes[1].trace, out / "trace_1f1b.json", "1F1B's measured run", result)
         _note_gain(result)
 
 
