@@ -618,7 +618,7 @@ def solve_cpsat(
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, begun + time_limit - time.monotonic())
 
-    tasks = 3 * instance.num_stages * instance.num_microbatches
+    tasks = instance.num_tasks
     short = deterministic or time_limit < tasks * LARGE_SECONDS_A_TASK
     if tasks >= HOPELESS_TASKS or (tasks >= LARGE_TASKS and short):
         parameters.cp_model_probing_level = 0

@@ -111,8 +111,7 @@ def _real_part(out: Path, effort: _Effort, progress: Report, result: DemoResult)
     options = RunOptions(steps=effort.steps, optimizer="none")
     outcomes = train_by_turns(list(plans.values()), options, progress)
     for (name, made), outcome in zip(plans.items(), outcomes, strict=True):
-        comparison = compare(made, outcome.trace)
-        result.rows.append(DemoRow(f"{name}, GPT on 2 processes", made, outcome.trace, comparison))
+        _add_row(f"{name}, GPT on 2 processes", made, outcome.trace, result)
         _note_drift(result)
     _save_trace(outcomes[0].trace, out / "trace.json", "its measured run", result)
     save_plan_figure(out / "gantt.png", plan, outcomes[0].trace)
@@ -160,8 +159,12 @@ def _one_f_one_b(instance: Instance, result: DemoResult) -> Plan | None:
 
 def _run(plan: Plan, name: str, options: RunOptions, progress: Report, result: DemoResult) -> Trace:
     trace = run_plan(plan, options, progress)
-    result.rows.append(DemoRow(name, plan, trace, compare(plan, trace)))
+    _add_row(name, plan, trace, result)
     return trace
+
+
+def _add_row(name: str, plan: Plan, trace: Trace, result: DemoResult) -> None:
+    result.rows.append(DemoRow(name, plan, trace, compare(plan, trace)))
 
 
 def _note_drift(result: DemoResult) -> None:

@@ -77,6 +77,14 @@ def end_after_opening(heads: Any, lengths: Any, counts: Any, opening: float, res
     return float(heads[chain, 0] + total - min(early, opening))
 
 
+def least_end(
+    heads: Any, lengths: Any, counts: Any, opening: float, rest_first: bool, enough: float
+) -> float:
+    """When the device can have run ``counts`` at the earliest; may be less from ``enough`` on."""
+    end = end_after_opening(heads, lengths, counts, opening, rest_first)
+    return end if end >= enough else max(end, earliest_end(heads, lengths, counts, enough))
+
+
 def least_time_before(
     heads: Any,
     lengths: Any,
@@ -117,10 +125,7 @@ def least_time_before(
         if rest_first:
             for r in range(chain):
                 counts[2 * chain + r] = counts[r] + (1 if r == place else 0)
-        return max(
-            earliest_end(heads, lengths, counts, np.inf),
-            end_after_opening(heads, lengths, counts, opening, rest_first),
-        )
+        return least_end(heads, lengths, counts, opening, rest_first, np.inf)
     best = np.inf
     two = chain == 2
     held_a, held_b, pending_a, pending_b = memory[0], memory[1], memory[2], memory[3]
@@ -151,12 +156,9 @@ def least_time_before(
                 counts[rest] = first + (1 if place == 0 else 0)
                 if two:
                     counts[rest + 1] = second + (1 if place == 1 else 0)
-                end = end_after_opening(heads, lengths, counts, opening, rest_first)
-                if end < best:
-                    end = max(end, earliest_end(heads, lengths, counts, best))
-                    if end <= known:
-                        return end
-                    best = min(best, end)
+                best = min(best, least_end(heads, lengths, counts, opening, rest_first, best))
+                if best <= known:
+                    return best
                 enough = True
                 break
             over = held + done * pending_a + ended * pending_b - room
@@ -172,12 +174,9 @@ def least_time_before(
                 counts[rest] = rest_a
                 if two:
                     counts[rest + 1] = rest_b
-                end = end_after_opening(heads, lengths, counts, opening, rest_first)
-                if end < best:
-                    end = max(end, earliest_end(heads, lengths, counts, best))
-                    if end <= known:
-                        return end
-                    best = min(best, end)
+                best = min(best, least_end(heads, lengths, counts, opening, rest_first, best))
+                if best <= known:
+                    return best
                 if left <= 0:
                     enough = rest_a == 0
                     break
@@ -191,7 +190,7 @@ def least_time_before(
 @cache
 def _compiled() -> Any:
     """:func:`least_time_before` in machine code; compiled once a process."""
-    return compile_loop(least_time_before, earliest_end, end_after_opening)
+    return compile_loop(least_time_before, earliest_end, end_after_opening, least_end)
 
 
 def counting_steps(instance: Instance) -> float:
@@ -267,8 +266,8 @@ class ForcedWork:
         """The head (tail) of a task; the W of a stage that can fuse is the rest of its backward."""
         self._heads[self._device[s]][self._place[kind, s], self._microbatch(j)] = value
 
-    def least_time(self, kind: TaskKind, s: int, j: int, known: float) -> float:
-        """The head (tail) of an F or backward: what the device must run, or ``known`` if that is more."""
+    def settle(self, kind: TaskKind, s: int, j: int, known: float) -> float:
+        """The head (tail) of an F or backward: what the device must run, or ``known`` if more; recorded."""
         d, number = self._device[s], self._microbatch(j)
         least_last, least_closed = (max(0, number + 1 - k) for k in self._distance[kind, s])
         time = self._least_time_before(
@@ -277,7 +276,9 @@ class ForcedWork:
             least_last, least_closed, known, self._mirrored,
         )  # fmt: skip
         # No state has room where the caps allow no schedule at all: not for this to tell.
-        return max(known, float(time)) if time < math.inf else known
+        value = max(known, float(time)) if time < math.inf else known
+        self.record(kind, s, j, value)
+        return value
 
     def _microbatch(self, j: int) -> int:
         return self._m - 1 - j if self._mirrored else j

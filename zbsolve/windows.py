@@ -90,8 +90,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 if j >= distance and not to_end:
                     np.maximum(head, heads[0, s, j - distance] + value, out=head)
             if work_before is not None:
-                head[list(whole)] = work_before.least_time(F, s, j, head[p])
-                work_before.record(F, s, j, head[p])
+                head[list(whole)] = work_before.settle(F, s, j, head[p])
         for s in range(S - 1, -1, -1):
             head = heads[1, s, j]
             np.maximum(head, heads[0, s, j] + t_f[s], out=head)
@@ -100,8 +99,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
             if j > 0:
                 np.maximum(head, heads[1, s, j - 1] + t_b[s], out=head)
             if work_before is not None:
-                head[list(whole)] = work_before.least_time(B, s, j, head[p])
-                work_before.record(B, s, j, head[p])
+                head[list(whole)] = work_before.settle(B, s, j, head[p])
             if splits[s]:
                 np.maximum(heads[2, s, j], head + t_b[s], out=heads[2, s, j])
                 if j > 0:
@@ -141,8 +139,7 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 if j + distance < m:
                     np.maximum(tail, tails[0, q, j + distance] + t_f[q], out=tail)
             for o, work in work_after.items():
-                tail[o] = work.least_time(B, s, j, tail[o])
-                work.record(B, s, j, tail[o])
+                tail[o] = work.settle(B, s, j, tail[o])
         for s in range(S - 1, -1, -1):
             tail = tails[0, s, j]
             np.maximum(tail, tails[1, s, j] + t_b[s], out=tail)
@@ -156,6 +153,5 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
                 elif not to_end and j + distance < m:
                     np.maximum(tail, tails[0, s, j + distance] + value, out=tail)
             for o, work in work_after.items():
-                tail[o] = work.least_time(F, s, j, tail[o])
-                work.record(F, s, j, tail[o])
+                tail[o] = work.settle(F, s, j, tail[o])
     return Windows(heads, tails)
