@@ -31,6 +31,7 @@ from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, short
 from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
 from zbsolve.recompute import fold, unfold
+from zbsolve.refutation import Refutation, refuted_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
 from zbsolve.work_bounds import is_extended, require_plain
@@ -53,6 +54,10 @@ PATTERNS_CLOSE = 1.002
 # Policies' share of the time before annealing: they find the last per cent of nearly even pipelines.
 POLICIES_SHARE = 0.15
 POLICIES_CLOSE_GAP, POLICIES_CLOSE_SHARE = 0.02, 0.4
+# The refutation's share of the time before annealing; it seldom needs it. In deterministic mode a second
+# stands for so many states.
+REFUTATION_SHARE = 0.15
+STATES_A_SECOND = 20_000_000
 # The exact model's share of the time once policies have run: most where it has little left to prove, none
 # where it would spend it on propagating its model (measured with 2 cores).
 EXACT_CLOSE_GAP, EXACT_CLOSE_SHARE, EXACT_CLOSE_MOST_TASKS = 0.01, 0.65, 4_000
@@ -474,6 +479,24 @@ def _search_policies(search: _Search) -> None:
             search.offer(canonical(instance, descent.orders()), "policy search")
 
 
+def _refute(search: _Search) -> None:
+    """The highest cost that the devices' orders refute (:mod:`zbsolve.refutation`)."""
+    if search.time_limit < COMPILE_FROM_SECONDS:
+        return
+    assert search.schedule is not None  # _construct always leaves one
+    share = REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left)
+    until = search.seconds + share
+
+    def enough() -> bool:
+        if search.deterministic:
+            return refutation.passes > share * STATES_A_SECOND
+        return search.seconds > until
+
+    refutation = Refutation(search.instance, search.objective, enough=enough)
+    for bound in refuted_bounds(refutation, search.bound.value, search.cost):
+        search.prove(bound)
+
+
 def _search_orders(search: _Search) -> None:
     """Annealing of the incumbent, in machine code on two threads; the exact model has the rest of the time.
 
@@ -618,7 +641,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
 Phase = Callable[[_Search], None]
 
 SOLVERS: dict[str, tuple[Phase, ...]] = {
-    "auto": (_prove_lags, _search_patterns, _search_policies, _search_orders, _finish_exactly),
+    "auto": (_prove_lags, _search_patterns, _search_policies, _refute, _search_orders, _finish_exactly),
     "heuristic": (),
     "cpsat": (_run_cpsat,),
     "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),

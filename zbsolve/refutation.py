@@ -1,0 +1,208 @@
+"""Bounds by refutation: a cost is assumed, and what the devices' orders say about it contradicts itself.
+
+Suppose a schedule costs no more than C. Then every device has an order whose states
+(:mod:`zbsolve.device_states`) leave time for all that comes before and after on other devices. That moves the
+heads and tails of its tasks, and along dependencies and memory waits those of other devices, which have fewer
+orders then, and so on. If some device is left without any, no schedule costs C or less. Heads and tails that
+hold in all schedules within C hold in those within less: the search for the highest C that is refuted
+goes on from the least that was not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zbsolve.bounds import Bound
+from zbsolve.compiled import compile_loop
+from zbsolve.device_states import DeviceStates
+from zbsolve.graph import B, F, TaskKind, W
+from zbsolve.instance import Instance
+from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.precedence import MemoryWait, back, memory_waits
+from zbsolve.windows import Windows, windows
+
+FloatArray = NDArray[np.float64]
+
+METHOD = "device orders"
+# States of all devices together, those that turned out too many included: 64 bytes each with two stages a
+# device. A device with more than its own limit is left out: it refutes nothing.
+MOST_STATES = 10_000_000
+MOST_STATES_OF_ONE = 1_500_000
+# A head that moves less than this share of the cost is not followed up.
+LEAST_MOVE = 1e-5
+# Costs closer than this share are not told apart.
+RESOLUTION = 2e-4
+# Rounding of long sums of float64; a cost is refuted only with this to spare.
+SLACK = 1e-9
+
+KINDS = (F, B, W)
+
+
+def follow(arcs: Any, lags: Any, lengths: Any, heads: Any, tails: Any) -> None:
+    """Longest paths: raise heads and tails of all tasks to what arcs imply.
+
+    Parameters
+    ----------
+    arcs : array, shape (number, 2)
+        The second starts ``lags`` after the first. Sorted so that whatever leads to an arc's first task
+        stands before it.
+    lengths, heads, tails : array, shape (tasks,)
+    """
+    for a in range(len(arcs)):
+        first, second = arcs[a]
+        heads[second] = max(heads[second], heads[first] + lags[a])
+    for a in range(len(arcs) - 1, -1, -1):
+        first, second = arcs[a]
+        tails[first] = max(tails[first], lags[a] + lengths[second] + tails[second] - lengths[first])
+
+
+@cache
+def _compiled() -> Any:
+    return compile_loop(follow)
+
+
+class Refutation:
+    """What is known of all schedules of an instance that cost no more than the last cost not refuted.
+
+    Parameters
+    ----------
+    enough : callable
+        Asked before every pass over a device's states; when it says yes, :meth:`refutes` gives up.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        objective: str,
+        *,
+        found: Windows | None = None,
+        enough: Callable[[], bool] = lambda: False,
+        least_move: float = LEAST_MOVE,
+    ) -> None:
+        found = windows(instance) if found is None else found
+        # The span is watched in the window of stage 0's device, which begins and ends every path.
+        first = instance.stages[0].device
+        self._observer = instance.num_devices if objective == "makespan" else first
+        self.heads = np.ascontiguousarray(found.heads[..., self._observer])
+        self.tails = np.ascontiguousarray(found.tails[..., self._observer])
+        self._arcs, self._lags = _arcs(instance)
+        self._lengths = np.repeat(_lengths(instance), instance.num_microbatches, axis=1)
+        self._enough, self._least_move = enough, least_move
+        self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
+        self._device_of = [stage.device for stage in instance.stages]
+        self.passes = 0  # over states, so far: what the time goes into
+        self.device = 0  # that had no order left in the last cost refuted
+        self._follow(self.heads, self.tails)
+
+    def refutes(self, cost: float) -> bool | None:
+        """Whether no schedule costs ``cost`` or less; None when it gave up.
+
+        No higher cost than the least that was not refuted so far may follow.
+        """
+        within = cost * (1 + SLACK)
+        heads, tails = self.heads.copy(), self.tails.copy()
+        waiting = dict.fromkeys(range(len(self._devices)))
+        while waiting:
+            if self._enough():
+                return None
+            number = next(iter(waiting))
+            del waiting[number]
+            device = self._devices[number]
+            known = heads[device.rows], tails[device.rows]
+            if not device.found:
+                device.enumerate(*known, within, self._most_states(), self._enough)
+            if device.too_many:
+                continue
+            ends_watched = self._observer in (number, len(self._devices))
+            narrowed = device.narrow(*known, 0.0 if ends_watched else -math.inf, within)
+            self.passes += device.num_states
+            if narrowed is None:
+                self.device = number
+                return True
+            heads[device.rows] = np.maximum(known[0], narrowed[0])
+            tails[device.rows] = np.maximum(known[1], narrowed[1])
+            before = heads.copy(), tails.copy()
+            self._follow(heads, tails)
+            least = self._least_move * cost
+            moved = (heads > before[0] + least) | (tails > before[1] + least)
+            for s in np.flatnonzero(moved.any(axis=(0, 2))):
+                waiting.setdefault(self._device_of[s])
+        self.heads, self.tails = heads, tails
+        return False
+
+    def _most_states(self) -> int:
+        return min(MOST_STATES - sum(device.num_states for device in self._devices), MOST_STATES_OF_ONE)
+
+    def _follow(self, heads: FloatArray, tails: FloatArray) -> None:
+        _compiled()(self._arcs, self._lags, self._lengths.ravel(), heads.reshape(-1), tails.reshape(-1))
+
+
+def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterator[Bound]:
+    """Ever higher bounds between ``bound`` and the ``cost`` of a schedule, until they are close."""
+    tried = cost * (1 - OPTIMAL_GAP)  # first of all: is the schedule optimal?
+    while True:
+        refuted = refutation.refutes(tried)
+        if refuted is None:
+            return
+        if refuted:
+            bound = tried
+            yield Bound(
+                bound,
+                METHOD,
+                f"within a cost of {bound:g}, device {refutation.device} has no order under its cap that "
+                "leaves time for what comes before and after on other devices",
+                refutation.device,
+            )
+        else:
+            cost = tried
+        tried = (bound + cost) / 2
+        if cost - bound <= RESOLUTION * cost:
+            return
+
+
+def _lengths(instance: Instance) -> FloatArray:
+    """Of every kind and stage, shape (3, S); as in :mod:`zbsolve.device_states`."""
+    return np.array(
+        [
+            [stage.t_f for stage in instance.stages],
+            [back(stage) for stage in instance.stages],
+            [stage.min_backward - back(stage) for stage in instance.stages],
+        ]
+    )
+
+
+def _arcs(instance: Instance) -> tuple[NDArray[np.int64], FloatArray]:
+    """Which task starts how long after which, by dependencies, micro-batch order and memory waits."""
+    S, m = instance.num_stages, instance.num_microbatches
+    lengths = _lengths(instance).tolist()
+    waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
+    for wait in memory_waits(instance):
+        waits_of[wait.waiting].append(wait)
+    arcs: list[tuple[int, int]] = []
+    lags: list[float] = []
+
+    def add(kind: TaskKind, s: int, j: int, first: tuple[TaskKind, int, int], hop: float = 0.0) -> None:
+        before, q, i = first
+        if i >= 0 and 0 <= q < S:
+            arcs.append(((KINDS.index(before) * S + q) * m + i, (KINDS.index(kind) * S + s) * m + j))
+            lags.append(lengths[KINDS.index(before)][q] + hop)
+
+    for j in range(m):
+        for s in range(S):
+            add(F, s, j, (F, s - 1, j), instance.hop(s - 1) if s else 0.0)
+            add(F, s, j, (F, s, j - 1))
+            for wait in waits_of[s]:
+                add(F, s, j, (wait.kind, wait.stage, j - wait.distance))
+        for s in range(S - 1, -1, -1):
+            add(B, s, j, (F, s, j))
+            add(B, s, j, (B, s + 1, j), instance.hop(s) if s + 1 < S else 0.0)
+            add(B, s, j, (B, s, j - 1))
+            add(W, s, j, (B, s, j))
+            add(W, s, j, (W, s, j - 1))
+    return np.array(arcs, dtype=np.int64), np.array(lags)
