@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from itertools import combinations, pairwise, permutations, product
 from pathlib import Path
@@ -17,7 +18,7 @@ from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, eq
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.partition.decisions import count_decisions
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
-from zbsolve.partition.outcome import even_plan, runnable_plan
+from zbsolve.partition.outcome import better_of, even_decision, even_plan, runnable_plan
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
 from zbsolve.partition.search import JointResult, decide
@@ -355,6 +356,22 @@ def shipped_problem(model: str, cluster: str, m: int) -> DecisionProblem:
     machines = load_cluster(folder / f"cluster-{cluster}.json")
     profile = load_layers(folder / f"model-{model}.json")
     return DecisionProblem(profile, machines, machines.num_devices, m)
+
+
+def test_an_even_split_that_does_better_is_taken() -> None:
+    """4 equal layers on 2 devices: a worse decision gives way to the even split, unless its own is fixed."""
+    layers = tuple(Layer(t_f=1.0, t_b=1.0, t_w=1.0) for _ in range(4))
+    free = DecisionProblem(LayerProfile(layers=layers), equal_cluster(2), 2, 4)
+    fixed = replace(free, split=(3, 1))
+    worse = decide(fixed, time_limit=5)
+    even = even_plan(free)
+    assert even is not None
+    assert even.cost < worse.plan.cost
+    assert better_of(worse, even) is worse
+    taken = better_of(replace(worse, problem=free), even)
+    assert (taken.decision, taken.plan) == (even_decision(free), even)
+    best = decide(free, time_limit=5)
+    assert better_of(best, even) is best  # no gain, no change
 
 
 @pytest.mark.slow

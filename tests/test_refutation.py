@@ -1,21 +1,145 @@
-"""Refuting costs by the orders of every device: never a cost that some schedule has, and hand-worked values."""
+"""Refuting costs by the orders of every device: never a cost that some schedule has; worked by hand."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from tests.test_windows import KIND, some_schedules
+from zbsolve import device_states, refutation
 from zbsolve.bounds import best_bound
+from zbsolve.device_states import DeviceStates
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import W
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, make_instance
 from zbsolve.memory import require_feasible
-from zbsolve.precedence import back
+from zbsolve.plan import check_plan
+from zbsolve.precedence import back, backward_adds
+from zbsolve.random_instances import random_instance
 from zbsolve.refutation import Refutation, refuted_bounds
+from zbsolve.solver import solve
+from zbsolve.verify import reverify
+
+FloatArray = NDArray[np.float64]
+
+
+def turn_with_little_memory() -> Instance:
+    """Two devices, V, two micro-batches, caps of 3; only the F's of device 1 take 3, all else 1."""
+    stages = [
+        {"device": device, "t_f": t_f, "t_b": 1.0, "t_w": 1.0, "mem_b": mem_b, "mem_w": 1.0}
+        for device, t_f, mem_b in ((0, 1.0, 1.0), (1, 3.0, 1.0), (1, 3.0, 1.0), (0, 1.0, 2.0))
+    ]
+    return make_instance(num_devices=2, num_microbatches=2, memory_cap=3.0, stages=stages)
+
+
+def test_what_is_put_off_comes_back() -> None:
+    """No single state of a device is cheap both before and after: 24, where heads and tails alone say 23.
+
+    F0.1 does not fit beside F0.0 and F3.0, so it waits for B3.0, which ends at 9 at the earliest, and F1.1
+    starts from 10. Before F2.1, device 1 must make room for it: either B1.0 and one W run first, so B2.0,
+    B1.0, W and F1.1 take it from 9 to 15; or B1.0 is put off and W2.0 runs, to 14. From the end of F2.1 the
+    step takes at least F3.1, B3.1, B2.1, B1.1, B0.1, W0.1: 6, so 15 + 3 + 6 = 24, or 23. But if put off,
+    B1.0 runs after F2.1, from 17 on, and F3.1 has no room before B0.0 and W0.0: 20 + 6 = 26.
+    """
+    instance = turn_with_little_memory()
+    assert best_bound(instance, "makespan").value == 23.0
+    assert Refutation(instance, "makespan").refutes(23.999) is True
+    assert Refutation(instance, "makespan").refutes(24.0) is False
+    assert solve(instance, solver="cpsat", time_limit=20).plan.cost == 24.0
+
+
+def orders_of(instance: Instance, device: int) -> Iterator[list[tuple[int, int]]]:
+    """Every canonical order of a device as (row, micro-batch), by the definition of memory."""
+    held, m = instance.stages_on(device), instance.num_microbatches
+    chain = len(held)
+    cap = instance.cap(device) - instance.static(device) + 1e-6
+    stages = [instance.stages[s] for s in held]
+
+    def go_on(order: list[tuple[int, int]], done: set[tuple[int, int]], memory: float) -> Iterator[None]:
+        if len(order) == 3 * chain * m:
+            yield None
+        for r in range(3 * chain):
+            j = sum(row == r for row, _ in order)
+            stage = stages[r if r < chain else 2 * chain - 1 - r if r < 2 * chain else r - 2 * chain]
+            split = stage.t_bw is None
+            waits = r - 1 if r < 2 * chain else 2 * chain - 1 - (r - 2 * chain)
+            if j == m or (waits >= 0 and (waits, j) not in done):
+                continue
+            pending = stage.mem_w if split else 0.0
+            if r < chain:
+                while_running, left = memory + stage.mem_b + stage.peak_f, memory + stage.mem_b
+            elif r < 2 * chain:
+                while_running, left = memory + backward_adds(stage), memory - stage.mem_b + pending
+            else:
+                while_running, left = memory + (stage.peak_w if split else 0.0), memory - pending
+            if max(while_running, left) > cap:
+                continue
+            order.append((r, j))
+            yield from go_on(order, done | {(r, j)}, left)
+            order.pop()
+
+    order: list[tuple[int, int]] = []
+    for _ in go_on(order, set(), 0.0):
+        yield list(order)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(small_instances(max_passes=4, capped=True), st.integers(0, 10_000))
+def test_states_stand_for_all_orders_of_a_device(instance: Instance, seed: int) -> None:
+    """Least start and least rest of every task over all orders, one by one.
+
+    Both exactly where nothing limits them from the other side; never more than in any order within a cost.
+    """
+    draw = np.random.default_rng(seed)
+    device = int(draw.integers(instance.num_devices))
+    if len(instance.stages_on(device)) * instance.num_microbatches > 3:
+        return
+    m = instance.num_microbatches
+    probe = DeviceStates(instance, device)
+    lengths, rows = probe.lengths, len(probe.lengths)
+    heads = np.sort(draw.integers(0, 8, (rows, m)).astype(float), axis=1)
+    tails = -np.sort(-draw.integers(0, 8, (rows, m)).astype(float), axis=1)
+    orders = list(orders_of(instance, device))
+
+    def timed(order: list[tuple[int, int]]) -> tuple[FloatArray, FloatArray]:
+        starts, rests, now, rest = np.zeros((rows, m)), np.zeros((rows, m)), 0.0, 0.0
+        for task in order:
+            starts[task] = max(now, heads[task])
+            now = starts[task] + lengths[task[0]]
+        for task in reversed(order):
+            rests[task] = max(rest, tails[task])
+            rest = rests[task] + lengths[task[0]]
+        return starts, rests
+
+    def narrowed(heads: FloatArray, tails: FloatArray, cost: float) -> tuple[FloatArray, FloatArray] | None:
+        states = DeviceStates(instance, device)
+        states.enumerate(heads, tails, cost, 1_000_000, lambda: False)
+        return states.narrow(heads, tails, 0.0, cost)
+
+    both = [timed(order) for order in orders]
+    if not both:
+        assert narrowed(heads, tails, 1e9) is None
+        return
+    nothing = np.full((rows, m), -np.inf)
+    free = narrowed(heads, nothing, 1e9), narrowed(nothing, tails, 1e9)
+    assert free[0] is not None
+    assert free[1] is not None
+    np.testing.assert_array_equal(free[0][0], np.min([starts for starts, _ in both], axis=0))
+    np.testing.assert_array_equal(free[1][1], np.min([rests for _, rests in both], axis=0))
+    costs = [float((starts + lengths[:, None] + rests).max()) for starts, rests in both]
+    cost = sorted(costs)[len(costs) // 2]
+    within = narrowed(heads, tails, cost)
+    assert within is not None
+    kept = [each for each, total in zip(both, costs, strict=True) if total <= cost]
+    assert (within[0] <= np.min([starts for starts, _ in kept], axis=0)).all()
+    assert (within[1] <= np.min([rests for _, rests in kept], axis=0)).all()
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)
@@ -58,3 +182,40 @@ def test_nothing_up_from_the_optimum_is_refuted(instance: Instance) -> None:
         assert all(bound.value <= best + 1e-9 for bound in found)
         for cost in (best, 1.1 * best):
             assert Refutation(instance, objective).refutes(cost) is False
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+def test_machine_code_refutes_the_same(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops in plain Python and compiled: equal heads and tails, to the last bit."""
+    instance = random_instance(25).with_changes(num_microbatches=4)
+    cost = 1.02 * best_bound(instance, objective).value
+    compiled, plain = (Refutation(instance, objective) for _ in range(2))
+    outcome = compiled.refutes(cost)
+    monkeypatch.setattr(device_states, "_compiled", lambda: device_states.narrow)
+    monkeypatch.setattr(refutation, "_compiled", lambda: refutation.follow)
+    assert plain.refutes(cost) is outcome
+    np.testing.assert_array_equal(compiled.heads, plain.heads)
+    np.testing.assert_array_equal(compiled.tails, plain.tails)
+
+
+def test_devices_with_too_many_states_prove_nothing_and_time_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No states, no refutation; and what has no time left says so."""
+    instance = turn_with_little_memory()
+    assert Refutation(instance, "makespan", enough=lambda: True).refutes(23.5) is None
+    monkeypatch.setattr(refutation, "MOST_STATES_OF_ONE", 10)
+    assert Refutation(instance, "makespan").refutes(23.5) is False
+
+
+def test_a_plan_proven_by_orders_is_proven_again() -> None:
+    """The plan of a wide V names the method; a bound that it does not give is found out."""
+    instance = random_instance(25).with_changes(num_microbatches=5)
+    plan = solve(instance, time_limit=20, gap=0.03).plan
+    assert plan.bound_proof.method == "device orders"
+    assert not check_plan(plan)
+    again = reverify(plan)
+    assert again.confirmed, again.sentence
+    assert "bound re-verified" in again.sentence
+    value = plan.lower_bound + 0.5 * (plan.cost - plan.lower_bound)
+    proof = plan.bound_proof.model_copy(update={"value": value})
+    false = plan.model_copy(update={"lower_bound": value, "bound_proof": proof})
+    assert reverify(false).violation is not None

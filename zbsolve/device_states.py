@@ -106,7 +106,7 @@ class DeviceStates:
         held = instance.stages_on(device)
         chain, self._m, self._room = len(held), instance.num_microbatches, room(instance, device)
         rows = 3 * chain
-        self._lengths = np.zeros(rows)
+        self.lengths = np.zeros(rows)
         self._holds = np.zeros(rows)  # what a task leaves held, beyond its end
         self._adds = np.zeros(rows)  # what it holds while it runs, beyond what was held at its start
         # (kind, stage) of every row, for arrays of shape (kinds, stages, m).
@@ -119,7 +119,7 @@ class DeviceStates:
             for kind, r in enumerate((forward, backward, weight)):
                 kinds[r], stages[r] = kind, s
             own = [forward, backward, weight]
-            self._lengths[own] = stage.t_f, back(stage), stage.min_backward - back(stage)
+            self.lengths[own] = stage.t_f, back(stage), stage.min_backward - back(stage)
             self._holds[own] = stage.mem_b, pending - stage.mem_b, -pending
             self._adds[own] = (
                 stage.mem_b + stage.peak_f,
@@ -139,7 +139,7 @@ class DeviceStates:
         ``heads`` and ``tails``, shape (rows, m), and ``cost`` as in :func:`narrow`: states that take longer
         are left out, so later costs must not be higher, nor heads and tails lower.
         """
-        m, rows = self._m, len(self._lengths)
+        m, rows = self._m, len(self.lengths)
         self.found = True
         if float(m + 1) ** rows > 2.0**62:
             self.too_many = True  # a state's counts are one integer here
@@ -157,7 +157,7 @@ class DeviceStates:
             allowed &= held[:, None] + np.maximum(self._adds, self._holds) <= self._room
             state, row = np.nonzero(allowed)
             j = counts[state, row]
-            ends = np.maximum(times[state], heads[row, j]) + self._lengths[row]
+            ends = np.maximum(times[state], heads[row, j]) + self.lengths[row]
             kept = ends + tails[row, j] <= cost
             state, row, ends = state[kept], row[kept], ends[kept]
             keys, number = np.unique((counts @ radix)[state] + radix[row], return_inverse=True)
@@ -185,7 +185,7 @@ class DeviceStates:
         if self._counts[-1].min() < self._m:
             return None  # no order of all tasks
         _compiled()(
-            self._counts, self._previous, self._lengths, heads, tails, at_end, cost,
+            self._counts, self._previous, self.lengths, heads, tails, at_end, cost,
             self._before, self._after, new_heads, new_tails,
         )  # fmt: skip
         return (new_heads, new_tails) if np.isfinite(new_heads).all() else None

@@ -24,12 +24,12 @@ from zbsolve.device_states import DeviceStates
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
-from zbsolve.precedence import MemoryWait, back, memory_waits
-from zbsolve.windows import Windows, windows
+from zbsolve.precedence import Lag, MemoryWait, back, memory_waits
+from zbsolve.windows import windows
 
 FloatArray = NDArray[np.float64]
 
-METHOD = "device orders"
+DEVICE_ORDERS = "device orders"
 # States of all devices together, those that turned out too many included: 64 bytes each with two stages a
 # device. A device with more than its own limit is left out: it refutes nothing.
 MOST_STATES = 10_000_000
@@ -72,6 +72,8 @@ class Refutation:
 
     Parameters
     ----------
+    lags : tuple of Lag
+        Proven of the instance; what is refuted rests on them.
     enough : callable
         Asked before every pass over a device's states; when it says yes, :meth:`refutes` gives up.
     """
@@ -81,17 +83,18 @@ class Refutation:
         instance: Instance,
         objective: str,
         *,
-        found: Windows | None = None,
+        lags: tuple[Lag, ...] = (),
         enough: Callable[[], bool] = lambda: False,
         least_move: float = LEAST_MOVE,
     ) -> None:
-        found = windows(instance) if found is None else found
+        found = windows(instance, lags)
         # The span is watched in the window of stage 0's device, which begins and ends every path.
         first = instance.stages[0].device
         self._observer = instance.num_devices if objective == "makespan" else first
         self.heads = np.ascontiguousarray(found.heads[..., self._observer])
         self.tails = np.ascontiguousarray(found.tails[..., self._observer])
-        self._arcs, self._lags = _arcs(instance)
+        self.lags = lags
+        self._arcs, self._arc_lags = _arcs(instance, lags)
         self._lengths = np.repeat(_lengths(instance), instance.num_microbatches, axis=1)
         self._enough, self._least_move = enough, least_move
         self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
@@ -136,11 +139,29 @@ class Refutation:
         self.heads, self.tails = heads, tails
         return False
 
+    def bound(self, cost: float) -> Bound:
+        """What refuting a cost proves; right after :meth:`refutes` said so."""
+        return Bound(
+            cost,
+            DEVICE_ORDERS,
+            f"within a cost of {cost:g}, device {self.device} has no order under its cap that leaves time "
+            "for what comes before and after on other devices",
+            self.device,
+            self.lags,
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether no device had to be left out."""
+        return not any(device.too_many for device in self._devices)
+
     def _most_states(self) -> int:
         return min(MOST_STATES - sum(device.num_states for device in self._devices), MOST_STATES_OF_ONE)
 
     def _follow(self, heads: FloatArray, tails: FloatArray) -> None:
-        _compiled()(self._arcs, self._lags, self._lengths.ravel(), heads.reshape(-1), tails.reshape(-1))
+        _compiled()(
+            self._arcs, self._arc_lags, self._lengths.ravel(), heads.reshape(-1), tails.reshape(-1)
+        )  # fmt: skip
 
 
 def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterator[Bound]:
@@ -151,14 +172,8 @@ def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterato
         if refuted is None:
             return
         if refuted:
+            yield refutation.bound(tried)
             bound = tried
-            yield Bound(
-                bound,
-                METHOD,
-                f"within a cost of {bound:g}, device {refutation.device} has no order under its cap that "
-                "leaves time for what comes before and after on other devices",
-                refutation.device,
-            )
         else:
             cost = tried
         tried = (bound + cost) / 2
@@ -177,8 +192,8 @@ def _lengths(instance: Instance) -> FloatArray:
     )
 
 
-def _arcs(instance: Instance) -> tuple[NDArray[np.int64], FloatArray]:
-    """Which task starts how long after which, by dependencies, micro-batch order and memory waits."""
+def _arcs(instance: Instance, proven: tuple[Lag, ...]) -> tuple[NDArray[np.int64], FloatArray]:
+    """Which task starts how long after which: dependencies, micro-batch order, memory waits, proven lags."""
     S, m = instance.num_stages, instance.num_microbatches
     lengths = _lengths(instance).tolist()
     waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
@@ -199,6 +214,9 @@ def _arcs(instance: Instance) -> tuple[NDArray[np.int64], FloatArray]:
             add(F, s, j, (F, s, j - 1))
             for wait in waits_of[s]:
                 add(F, s, j, (wait.kind, wait.stage, j - wait.distance))
+            for lag in proven:
+                if lag.stage == s and not lag.to_end:
+                    add(F, s, j, (F, s, j - lag.distance), lag.value - instance.stages[s].t_f)
         for s in range(S - 1, -1, -1):
             add(B, s, j, (F, s, j))
             add(B, s, j, (B, s + 1, j), instance.hop(s) if s + 1 < S else 0.0)

@@ -110,6 +110,7 @@ class _Search:
     schedule: Schedule | None = None
     found_by: str = ""
     bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
+    lags: tuple[Lag, ...] = ()  # proven of the instance
     history: list[Progress] = field(default_factory=list)
 
     @property
@@ -358,7 +359,6 @@ def _prove_lags(search: _Search) -> None:
     until = search.seconds + 0.15 * search.left
     incumbent = canonical(instance, search.schedule.orders)
     last = instance.num_stages - 1
-    lags: list[Lag] = []
     # What the last stage's F's wait for is most; the end of the step completes the sum.
     for distance, to_end in ((held, False), (1, True), (2, True), (held + 1, False), (held + 2, False)):
         left = 0.15 * search.time_limit / 3 if search.deterministic else until - search.seconds
@@ -375,8 +375,8 @@ def _prove_lags(search: _Search) -> None:
             deterministic=search.deterministic,
         )
         if answer is not None:
-            lags.append(answer.lag)
-            for bound in window_bounds(instance, search.objective, tuple(lags)):
+            search.lags += (answer.lag,)
+            for bound in window_bounds(instance, search.objective, search.lags):
                 search.prove(bound)
 
 
@@ -492,7 +492,7 @@ def _refute(search: _Search) -> None:
             return refutation.passes > share * STATES_A_SECOND
         return search.seconds > until
 
-    refutation = Refutation(search.instance, search.objective, enough=enough)
+    refutation = Refutation(search.instance, search.objective, lags=search.lags, enough=enough)
     for bound in refuted_bounds(refutation, search.bound.value, search.cost):
         search.prove(bound)
 

@@ -2,6 +2,7 @@
 
 The combinatorial bounds are functions of the instance, so a stated bound is either confirmed here or refuted.
 Lags, facts about few micro-batches that an exact model proved, are proven anew by CP-SAT before they count.
+Costs that the devices' orders refuted (:mod:`zbsolve.refutation`) are refuted anew.
 A bound that an exact model proved ("cpsat model") is confirmed only where a combinatorial one reaches it:
 otherwise it rests on the word of the solver named, and that is said. Whether the bound is above the
 plan's own cost is :func:`zbsolve.plan.check_plan`'s question.
@@ -16,10 +17,12 @@ from zbsolve.bounds import Bound, all_bounds, window_bounds
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.plan import OPTIMAL_GAP, Plan
 from zbsolve.precedence import Lag
+from zbsolve.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
 from zbsolve.schedule import Violation
 
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
 SECONDS_FOR_LAGS = 60.0
+SECONDS_FOR_REFUTATION = 60.0
 # Methods whose bound must come out again; an instance may have more (all_bounds), never fewer.
 COMBINATORIAL = frozenset(("two windows", "one machine", "memory area", "last forward"))
 
@@ -59,9 +62,23 @@ def reverify(plan: Plan) -> Reverification:
         return _refuted(max(bounds, key=lambda bound: bound.value), str(error))
     if lags:
         bounds += window_bounds(plan.instance, plan.objective, lags)
-    derived = max(bounds, key=lambda bound: bound.value)
     method, unit = plan.bound_proof.method, plan.instance.time_unit
     stated = plan.lower_bound
+    stands = False  # the cost was examined in full, and not refuted
+    if method == DEVICE_ORDERS and all_proven:
+        until = time.monotonic() + SECONDS_FOR_REFUTATION
+        anew = Refutation(
+            plan.instance,
+            plan.objective,
+            lags=lags,
+            enough=lambda: time.monotonic() > until,
+            least_move=LEAST_MOVE / 10,
+        )
+        outcome = anew.refutes(stated)
+        stands = outcome is False and anew.complete
+        if outcome:
+            bounds.append(anew.bound(stated))
+    derived = max(bounds, key=lambda bound: bound.value)
     reach = _reach(derived.value)
     proven = plan.bound_proof.value
     if proven is not None and stated > _reach(proven):
@@ -74,7 +91,7 @@ def reverify(plan: Plan) -> Reverification:
         return Reverification(
             True, derived, f"bound re-verified: {stated:.9g} {unit} ({derived.method}{place}{higher})"
         )
-    if method in COMBINATORIAL or (all_proven and any(bound.method == method for bound in bounds)):
+    if method in COMBINATORIAL or stands or (all_proven and any(bound.method == method for bound in bounds)):
         return _refuted(
             derived,
             f"lower_bound is stated as {stated:.9g} by {method}, which this instance does not give: "

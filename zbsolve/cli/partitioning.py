@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zbsolve.partition.layers import LayerProfile
     from zbsolve.partition.problem import Decision, DecisionProblem
     from zbsolve.partition.search import JointResult
+    from zbsolve.plan import Plan
 
 
 class KeepOption(StrEnum):
@@ -129,14 +130,18 @@ def partition_command(
             write_json_atomically(output, instance.to_json_dict())
             typer.echo(f"wrote {output}")
         return
+    from zbsolve.partition.outcome import better_of, even_plan, to_json_dict
+
     result = _decide(problem, time_limit, gap, seed)
     _write(result, output, plan, decision)
     if as_json:
-        from zbsolve.partition.outcome import to_json_dict
-
         echo_json(to_json_dict(result))
         return
-    _print_joint(result, min(10.0, time_limit))
+    even = even_plan(problem, min(10.0, time_limit))
+    better = better_of(result, even)
+    if better is not result:
+        _write(better, output, plan, decision)
+    _print_joint(better, even)
     for path in (output, plan, decision):
         if path is not None:
             typer.echo(f"wrote {path}")
@@ -229,10 +234,9 @@ def _write(result: JointResult, output: Path | None, plan: Path | None, decision
         write_json_atomically(decision, to_json_dict(result))
 
 
-def _print_joint(result: JointResult, even_limit: float) -> None:
-    from zbsolve.partition.outcome import even_plan
+def _print_joint(result: JointResult, even: Plan | None) -> None:
     from zbsolve.report.decision_text import decision_table, joint_lines
 
     make_console().print(decision_table(result))
-    for line in joint_lines(result, even_plan(result.problem, even_limit)):
+    for line in joint_lines(result, even):
         typer.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from zbsolve.errors import InfeasibleError
@@ -51,6 +52,19 @@ def even_plan(problem: DecisionProblem, time_limit: float = 5.0) -> Plan | None:
         return solve(instance, objective=problem.objective, time_limit=time_limit).plan
     except InfeasibleError:
         return None
+
+
+def better_of(result: JointResult, even: Plan | None) -> JointResult:
+    """The result with the even split's plan instead of its own, where that is better and was allowed.
+
+    The joint bound holds for that decision, too.
+    """
+    if even is None or even.cost >= result.plan.cost:
+        return result
+    decision = even_decision(result.problem)
+    if result.problem.split not in (None, decision.split):
+        return result
+    return replace(result, decision=decision, plan=even)
 
 
 def to_json_dict(result: JointResult) -> dict[str, Any]:

@@ -104,6 +104,7 @@ class _Entry:
     settled: Settled = field(compare=False, default=())
     decision: Decision | None = field(compare=False, default=None)
     cost: float = field(compare=False, default=math.inf)
+    plan: Plan | None = field(compare=False, default=None)
     fresh: bool = field(compare=False, default=True)
     taken: bool = field(compare=False, default=False)
     turns: int = field(compare=False, default=0)
@@ -210,7 +211,7 @@ class JointSearch:
         assert entry.decision is not None
         limit = max(0.01, min(SLICES[entry.turns], self.left))
         instance = self.problem.instance(entry.decision)
-        mine = self.plan if self.decision == entry.decision else None
+        mine = self.plan if self.decision == entry.decision else entry.plan
         result = solve(
             instance,
             objective=self.problem.objective,
@@ -221,7 +222,7 @@ class JointSearch:
         if result.interrupted:
             raise KeyboardInterrupt
         self._keep(entry.decision, result.plan)
-        entry.cost = min(entry.cost, result.plan.cost)
+        entry.cost, entry.plan = min(entry.cost, result.plan.cost), result.plan
         entry.bound = max(entry.bound, result.plan.lower_bound)
         entry.turns += 1
         if result.plan.status == "optimal" or self._closed(entry.bound):
