@@ -13,19 +13,22 @@ from numpy.typing import NDArray
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from tests.test_windows import KIND, some_schedules
-from zbsolve import device_states, refutation
-from zbsolve.bounds import best_bound
+from zbsolve import device_states, refutation, solver
+from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.device_states import DeviceStates
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import W
-from zbsolve.instance import Instance, make_instance
+from zbsolve.instance import Instance, equal_stages, make_instance
+from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import require_feasible
-from zbsolve.plan import check_plan
-from zbsolve.precedence import back, backward_adds
+from zbsolve.plan import Plan, Proof, ProvenLag, SolverInfo, check_plan, make_plan
+from zbsolve.precedence import Lag, back, backward_adds
 from zbsolve.random_instances import random_instance
 from zbsolve.refutation import Refutation, refuted_bounds
+from zbsolve.simulator import simulate
 from zbsolve.solver import solve
 from zbsolve.verify import reverify
+from zbsolve.windows import windows
 
 FloatArray = NDArray[np.float64]
 
@@ -153,10 +156,10 @@ def test_no_schedule_is_refuted_at_its_own_cost(instance: Instance) -> None:
     first = instance.stages[0].device
     schedules = some_schedules(instance)
     for objective in ("makespan", "span"):
-        refutation = Refutation(instance, objective, least_move=0.0)
+        refutation = Refutation(instance, objective)
         # From the longest to the shortest, as a search goes: each starts from what the one before left.
         for schedule in sorted(schedules, key=lambda s: -s.cost(objective)):
-            assert refutation.refutes(schedule.cost(objective)) is False
+            assert refutation.refutes(schedule.cost(objective), least_move=0.0) is False
             own = [t for t in schedule if instance.stages[t.task.stage].device == first]
             begin = 0.0 if objective == "makespan" else min(t.start for t in own)
             end = schedule.makespan if objective == "makespan" else max(t.end for t in own)
@@ -206,10 +209,98 @@ def test_devices_with_too_many_states_prove_nothing_and_time_is_kept(monkeypatch
     assert Refutation(instance, "makespan").refutes(23.5) is False
 
 
-def test_a_plan_proven_by_orders_is_proven_again() -> None:
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(small_instances(max_passes=12, fusible=False, capped=True), st.data())
+def test_paths_alone_give_the_windows(instance: Instance, data: st.DataObject) -> None:
+    """Followed from the first F's start, from the last tasks' ends: what windows say that count no work.
+
+    Nothing of what is followed is in the heads and tails here, lags included.
+    """
+    try:
+        require_feasible(instance)
+    except InfeasibleError:
+        return
+    S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
+    stages, distances = st.integers(0, S - 1), st.integers(1, max(1, m - 1))
+    lags = tuple(
+        Lag(data.draw(stages), data.draw(distances), float(data.draw(st.integers(0, 30)))) for _ in range(2)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zbsolve.windows.MOST_COUNTING_STEPS", -1)
+        found = windows(instance, lags)
+    heads, tails = np.full((3, S, m), -np.inf), np.full((3, S, m), -np.inf)
+    heads[0, 0, 0], tails[2] = 0.0, 0.0
+    arcs, values = refutation._arcs(instance, lags)
+    lengths = np.repeat(refutation._lengths(instance), m, axis=1)
+    refutation.follow(arcs, values, lengths.ravel(), heads.reshape(-1), tails.reshape(-1))
+    np.testing.assert_allclose(heads, found.heads[..., p], atol=1e-9)
+    np.testing.assert_allclose(tails, found.tails[..., p], atol=1e-9)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(small_instances(max_passes=10), st.sampled_from(["makespan", "span"]))
+def test_orders_prove_no_less_than_one_machine(instance: Instance, objective: str) -> None:
+    """An order is one way to run a machine's tasks: never shorter than the best that may preempt."""
+    try:
+        require_feasible(instance)
+    except InfeasibleError:
+        return
+    watched = f"in the window of device {instance.stages[0].device},"
+    for bound in window_bounds(instance, objective):
+        if objective == "span" and watched not in bound.statement:
+            continue  # in its own window
+        if bound.value > 0:
+            assert Refutation(instance, objective).refutes(bound.value * (1 - 1e-6)) is True
+
+
+def test_costs_may_rise_to_the_least_that_was_not_refuted() -> None:
+    """States found within a low cost, and refuted, are not those of a higher one; none go beyond the known."""
+    known = Refutation(turn_with_little_memory(), "makespan")
+    assert [known.refutes(cost) for cost in (20.0, 23.9, 24.5, 23.99, 24.0)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    with pytest.raises(ValueError, match=r"24\.5 is above 24"):
+        known.refutes(24.5)
+
+
+def test_a_cap_leaves_few_states() -> None:
+    """One stage, two micro-batches: 10 states with 2 >= F >= B >= W; F B W F B W alone has 7."""
+    instance = equal_stages(1, 2)
+    for each, number in ((instance, 10), (instance.with_changes(memory_cap=1.0), 7)):
+        known = Refutation(each, "makespan")
+        assert known.refutes(6.0) is False
+        assert known.passes == number
+        assert known.complete
+
+
+def serial_plan(instance: Instance, bound: Bound) -> Plan:
+    """The serial schedule, with a bound as its certificate."""
+    proof = Proof(
+        method=bound.method,
+        statement=bound.statement,
+        device=bound.device,
+        value=bound.value,
+        lags=tuple(ProvenLag(**lag._asdict()) for lag in bound.lags),
+    )
+    return make_plan(
+        instance,
+        simulate(instance, serial_orders(instance)),
+        objective="makespan",
+        lower_bound=bound.value,
+        proof=proof,
+        solver=SolverInfo(name="serial", version="1"),
+    )
+
+
+def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a wide V names the method; a bound that it does not give is found out."""
+    monkeypatch.setitem(solver.SOLVERS, "auto", (solver._refute,))
     instance = random_instance(25).with_changes(num_microbatches=5)
-    plan = solve(instance, time_limit=20, gap=0.03).plan
+    plan = solve(instance, time_limit=20).plan
     assert plan.bound_proof.method == "device orders"
     assert not check_plan(plan)
     again = reverify(plan)
@@ -219,3 +310,35 @@ def test_a_plan_proven_by_orders_is_proven_again() -> None:
     proof = plan.bound_proof.model_copy(update={"value": value})
     false = plan.model_copy(update={"lower_bound": value, "bound_proof": proof})
     assert reverify(false).violation is not None
+
+
+def test_what_could_not_be_gone_through_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound of 23.9 of 24: re-derived with all states, doubted but not refuted with too few, or no time."""
+    instance = turn_with_little_memory()
+    plan = serial_plan(instance, Bound(23.9, refutation.DEVICE_ORDERS, "as stated", 1))
+    assert reverify(plan).confirmed
+    above = serial_plan(instance, Bound(24.1, refutation.DEVICE_ORDERS, "as stated", 1))
+    assert reverify(above).violation is not None
+    for place, limit in (
+        ("zbsolve.refutation.MOST_STATES_OF_ONE", 10),
+        ("zbsolve.verify.SECONDS_FOR_REFUTATION", -1.0),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, limit)
+            doubted = reverify(plan)
+        assert not doubted.confirmed
+        assert doubted.violation is None
+
+
+@pytest.mark.parametrize("lags", [(), (Lag(0, 1, 1.0),)])
+def test_orders_prove_nothing_of_pairs(lags: tuple[Lag, ...]) -> None:
+    """5 micro-batches of 3 take 15 one after the other, but F beside BW saves 1: a bound of 15 is false.
+
+    F, four pairs of 2, BW of 2 take 11.
+    """
+    stage = {"device": 0, "t_f": 1.0, "t_b": 1.0, "t_w": 1.0, "t_bw": 2.0, "t_fb": 2.0}
+    instance = make_instance(num_devices=1, num_microbatches=5, stages=[stage])
+    method = "one machine, proven lags" if lags else refutation.DEVICE_ORDERS
+    outcome = reverify(serial_plan(instance, Bound(14.9, method, "as stated", 0, lags)))
+    assert not outcome.confirmed
+    assert outcome.violation is not None
