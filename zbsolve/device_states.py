@@ -152,7 +152,7 @@ class DeviceStates:
         are left out, so costs to come must not be higher, nor heads and tails lower.
         """
         m, rows = self._m, len(self.lengths)
-        self.within, self.num_states = cost, 0
+        self.within = cost
         if float(m + 1) ** rows > 2.0**62:
             self.too_many = True  # a state's counts are one integer here
             return
