@@ -12,7 +12,7 @@ from zbsolve.baselines import BASELINES
 from zbsolve.baselines.building_block import Block, v_half, v_min
 from zbsolve.baselines.zb_v import zb_v_candidates
 from zbsolve.errors import InputError
-from zbsolve.instance import equal_stages, load_instance
+from zbsolve.instance import equal_stages, load_instance, make_instance
 from zbsolve.memory import peak_memory
 from zbsolve.random_instances import random_instance
 from zbsolve.schedule import check
@@ -138,4 +138,15 @@ def test_zb_v_ends_where_an_upper_device_lacks_memory() -> None:
     """Unequal memory under p M_B: the warm-up of random-50 stops when nothing more fits, and gives orders."""
     instance = random_instance(50)
     for orders in zb_v_candidates(instance, published=True):
+        assert check(instance.with_memory_cap(None), simulate(instance, orders)) == []
+
+
+def test_zb_v_goes_on_where_a_lower_device_lacks_memory() -> None:
+    """Device 1, cap 5: beside two F's of stage 1 there is no room for stage 2's first, which takes 1 + 3."""
+    stages = [
+        {"device": d, "t_f": 1.0, "t_b": 1.0, "t_w": 2.0, "mem_b": mem_b, "mem_w": 1.0, "peak_f": peak_f}
+        for d, mem_b, peak_f in ((0, 1.0, 2.0), (1, 1.0, 2.0), (1, 1.0, 3.0), (0, 2.0, 0.0))
+    ]
+    instance = make_instance(num_devices=2, num_microbatches=3, stages=stages, memory_cap=[3.0, 5.0])
+    for orders in zb_v_candidates(instance):
         assert check(instance.with_memory_cap(None), simulate(instance, orders)) == []

@@ -11,11 +11,22 @@ then there is none.
 All statements hold for canonical schedules (:mod:`zbsolve.bounds`): the n-th F of a stage is that of
 micro-batch n. Where a stage can fuse, a backward is :func:`zbsolve.precedence.back` long, and its W the rest
 of ``min_backward``, which begins no earlier than the backward's end and holds nothing: both fit, one after
-the other, into BW as into B and W.
+the other, into BW as into B and W. A fused rest follows at once while another W is put off, so here, too, the
+n-th rest is handed to the n-th backward.
+
+Why no schedule within the cost is lost: its device runs one task after the other, so its order is a path
+from the empty state to the complete one. A micro-batch's tasks on one device stand in its order as the rows
+do, those without length included, for a valid order contradicts no dependency: no row has run more often than
+the one before it. What is held when a task starts is the sum over rows of what their tasks left held, by the
+checker's own definition, or less where a stage can fuse (memory that BW frees at its end is freed earlier
+here, a W put off holds nothing). Going along this path, each task starts no earlier than its head and than
+the state before it was reached, so no state is reached before its earliest time; going back, likewise for
+what is left to do. So each of its steps fits into the cost, is kept, and bounds the heads and tails found.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -127,7 +138,8 @@ class DeviceStates:
                 stage.peak_w if splits else 0.0,
             )
         self.rows = kinds, stages
-        self.found, self.too_many, self.num_states = False, False, 0
+        self.within = -math.inf  # the cost that the states were found for: they say nothing of higher ones
+        self.too_many, self.num_states = False, 0
         # Row r runs at most as often as this one has; the first row at most m times.
         self._leader = np.array([*range(-1, 2 * chain - 1), *range(2 * chain - 1, chain - 1, -1)])
 
@@ -137,10 +149,10 @@ class DeviceStates:
         """Find the states; ``too_many`` where there are more than ``most``, or the time is up.
 
         ``heads`` and ``tails``, shape (rows, m), and ``cost`` as in :func:`narrow`: states that take longer
-        are left out, so later costs must not be higher, nor heads and tails lower.
+        are left out, so costs to come must not be higher, nor heads and tails lower.
         """
         m, rows = self._m, len(self.lengths)
-        self.found = True
+        self.within = cost
         if float(m + 1) ** rows > 2.0**62:
             self.too_many = True  # a state's counts are one integer here
             return

@@ -3,9 +3,18 @@
 Suppose a schedule costs no more than C. Then every device has an order whose states
 (:mod:`zbsolve.device_states`) leave time for all that comes before and after on other devices. That moves the
 heads and tails of its tasks, and along dependencies and memory waits those of other devices, which have fewer
-orders then, and so on. If some device is left without any, no schedule costs C or less. Heads and tails that
-hold in all schedules within C hold in those within less: the search for the highest C that is refuted
-goes on from the least that was not.
+orders then, and so on. If some device is left without any, no schedule costs C or less. Where that comes to
+an end first, nothing is said; a device left out, or a move not followed up, only makes that likelier.
+
+Times count from the start of F(0, 0), which every task has before it: no device's first state is earlier than
+0. The makespan ends with the last task of any device. The span is at least the window of stage 0's device,
+and this is what must not exceed C: other devices' tasks come before its end only where a path leads to one
+of its own, so tails without one, and what follows the last task on other devices, are minus infinity.
+
+Heads and tails that hold in all schedules within C hold in those within less: the search for the highest C
+that is refuted goes on from the least that was not. A state that C leaves no time for has none within less
+either, so states are found once, for the first C. Times of schedules are sums of float64, whose rounding
+the SLACK covers.
 """
 
 from __future__ import annotations
@@ -85,7 +94,6 @@ class Refutation:
         *,
         lags: tuple[Lag, ...] = (),
         enough: Callable[[], bool] = lambda: False,
-        least_move: float = LEAST_MOVE,
     ) -> None:
         found = windows(instance, lags)
         # The span is watched in the window of stage 0's device, which begins and ends every path.
@@ -96,18 +104,26 @@ class Refutation:
         self.lags = lags
         self._arcs, self._arc_lags = _arcs(instance, lags)
         self._lengths = np.repeat(_lengths(instance), instance.num_microbatches, axis=1)
-        self._enough, self._least_move = enough, least_move
+        self._enough = enough
+        self._known_for = math.inf  # the cost that heads and tails hold within
         self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
         self._device_of = [stage.device for stage in instance.stages]
         self.passes = 0  # over states, so far: what the time goes into
         self.device = 0  # that had no order left in the last cost refuted
         self._follow(self.heads, self.tails)
 
-    def refutes(self, cost: float) -> bool | None:
+    def refutes(self, cost: float, least_move: float = LEAST_MOVE) -> bool | None:
         """Whether no schedule costs ``cost`` or less; None when it gave up.
 
-        No higher cost than the least that was not refuted so far may follow.
+        Parameters
+        ----------
+        cost : float
+            None above the least that was not refuted so far: heads and tails hold within that.
+        least_move : float
+            Share of the cost. With 0 every cost is refuted that is with any other.
         """
+        if cost > self._known_for:
+            raise ValueError(f"cost {cost:g} is above {self._known_for:g}, which was not refuted")
         within = cost * (1 + SLACK)
         heads, tails = self.heads.copy(), self.tails.copy()
         waiting = dict.fromkeys(range(len(self._devices)))
@@ -118,7 +134,7 @@ class Refutation:
             del waiting[number]
             device = self._devices[number]
             known = heads[device.rows], tails[device.rows]
-            if not device.found:
+            if device.within < within and not device.too_many:
                 device.enumerate(*known, within, self._most_states(), self._enough)
             if device.too_many:
                 continue
@@ -132,11 +148,11 @@ class Refutation:
             tails[device.rows] = np.maximum(known[1], narrowed[1])
             before = heads.copy(), tails.copy()
             self._follow(heads, tails)
-            least = self._least_move * cost
+            least = least_move * cost
             moved = (heads > before[0] + least) | (tails > before[1] + least)
             for s in np.flatnonzero(moved.any(axis=(0, 2))):
                 waiting.setdefault(self._device_of[s])
-        self.heads, self.tails = heads, tails
+        self.heads, self.tails, self._known_for = heads, tails, cost
         return False
 
     def bound(self, cost: float) -> Bound:

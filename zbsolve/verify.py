@@ -19,6 +19,7 @@ from zbsolve.plan import OPTIMAL_GAP, Plan
 from zbsolve.precedence import Lag
 from zbsolve.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
 from zbsolve.schedule import Violation
+from zbsolve.work_bounds import is_extended
 
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
 SECONDS_FOR_LAGS = 60.0
@@ -56,28 +57,24 @@ def reverify(plan: Plan) -> Reverification:
     :func:`zbsolve.schedule.check` accepts.
     """
     bounds = list(all_bounds(plan.instance, plan.objective))
-    try:
-        lags, all_proven = _proven_again(plan)
-    except _RefutedLagError as error:
-        return _refuted(max(bounds, key=lambda bound: bound.value), str(error))
-    if lags:
-        bounds += window_bounds(plan.instance, plan.objective, lags)
     method, unit = plan.bound_proof.method, plan.instance.time_unit
     stated = plan.lower_bound
-    stands = False  # the cost was examined in full, and not refuted
+    lags: tuple[Lag, ...] = ()
+    all_proven = False
+    stands = False  # the method was gone through in full, and does not give the bound
+    if is_extended(plan.instance):
+        stands = method == DEVICE_ORDERS or bool(plan.bound_proof.lags)  # neither is proven of these
+    else:
+        try:
+            lags, all_proven = _proven_again(plan)
+        except _RefutedLagError as error:
+            return _refuted(max(bounds, key=lambda bound: bound.value), str(error))
+    if lags:
+        bounds += window_bounds(plan.instance, plan.objective, lags)
     if method == DEVICE_ORDERS and all_proven:
-        until = time.monotonic() + SECONDS_FOR_REFUTATION
-        anew = Refutation(
-            plan.instance,
-            plan.objective,
-            lags=lags,
-            enough=lambda: time.monotonic() > until,
-            least_move=LEAST_MOVE / 10,
-        )
-        outcome = anew.refutes(stated)
-        stands = outcome is False and anew.complete
-        if outcome:
-            bounds.append(anew.bound(stated))
+        anew, stands = _refute_again(plan, lags)
+        if anew is not None:
+            bounds.append(anew)
     derived = max(bounds, key=lambda bound: bound.value)
     reach = _reach(derived.value)
     proven = plan.bound_proof.value
@@ -103,6 +100,19 @@ def reverify(plan: Plan) -> Reverification:
         f"bound not re-derived here: {stated:.9g} {unit} stated by {method}; "
         f"the combinatorial bound gives {derived.value:.9g} ({derived.method})",
     )
+
+
+def _refute_again(plan: Plan, lags: tuple[Lag, ...]) -> tuple[Bound | None, bool]:
+    """The stated bound if it is refuted anew as a cost, and whether it certainly cannot be."""
+    until = time.monotonic() + SECONDS_FOR_REFUTATION
+    refutation = Refutation(plan.instance, plan.objective, lags=lags, enough=lambda: time.monotonic() > until)
+    cost = plan.lower_bound - 0.5 * OPTIMAL_GAP * abs(plan.lower_bound)  # well within _reach
+    # The solver came to it from other costs and followed other moves: all of them, before a plan is accused.
+    for least_move in (LEAST_MOVE, 0.0):
+        outcome = refutation.refutes(cost, least_move)
+        if outcome is not False:
+            break
+    return refutation.bound(cost) if outcome else None, outcome is False and refutation.complete
 
 
 def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], bool]:

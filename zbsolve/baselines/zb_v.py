@@ -91,6 +91,7 @@ class _Builder(Construction):
                 device < self.p - 1
                 and self.done[F, 0] < self.m
                 and self.holds(device, stages[down].mem_b * (1 + 2 * device) + stages[up].mem_b)
+                and self.has_input(F, up)  # not where a device below lacks memory
                 and self.clock[device] + stages[down].t_f <= self.arrival(F, up)
             ):
                 placed = [self.place_forward(self.down(above)) for above in range(device + 1)]
