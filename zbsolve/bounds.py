@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_in_flight, most_put_off
-from zbsolve.precedence import Lag, back, room
+from zbsolve.precedence import Lag, LeastTime, back, room
 from zbsolve.windows import Windows, windows
 from zbsolve.work_bounds import is_extended, work_bounds
 
@@ -38,7 +38,8 @@ FloatArray = NDArray[np.float64]
 class Bound:
     """A proven lower bound: its value, the method that proves it, the device it looks at, and a sentence.
 
-    ``lags`` are facts about few micro-batches that it rests on and that an exact model has proven.
+    ``lags`` are facts about few micro-batches that it rests on and that an exact model has proven; ``shaved``
+    are least times within its value, each proven with those before it (:mod:`zbsolve.refutation`).
     """
 
     value: float
@@ -46,6 +47,7 @@ class Bound:
     statement: str
     device: int | None = None
     lags: tuple[Lag, ...] = ()
+    shaved: tuple[LeastTime, ...] = ()
 
 
 # --- chains ------------------------------------------------------------------------------------

@@ -52,6 +52,16 @@ class Lag(NamedTuple):
     to_end: bool = False
 
 
+class LeastTime(NamedTuple):
+    """``kind`` of ``stage`` for ``microbatch`` has at least ``value`` before its start; or after its end."""
+
+    kind: TaskKind
+    stage: int
+    microbatch: int
+    value: float
+    after: bool = False
+
+
 def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
     """Every precedence of this form that a device's cap forces.
 

@@ -20,9 +20,9 @@ the SLACK covers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from zbsolve.device_states import DeviceStates
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.plan import OPTIMAL_GAP
-from zbsolve.precedence import Lag, MemoryWait, back, memory_waits
+from zbsolve.precedence import Lag, LeastTime, MemoryWait, back, memory_waits
 from zbsolve.windows import windows
 
 FloatArray = NDArray[np.float64]
@@ -47,6 +47,15 @@ MOST_STATES_OF_ONE = 1_500_000
 LEAST_MOVE = 1e-5
 # Costs closer than this share are not told apart.
 RESOLUTION = 2e-4
+# Trials: the share of a task's window that is cut off at a time, from windows of at least this share of the
+# cost; how far a trial is followed, in passes for each device; and the share of all windows that a round of
+# trials must gain to be followed by another.
+SHAVED, LEAST_SHAVED = 0.25, 1e-3
+PASSES_A_TRIAL = 3
+LEAST_GAIN = 0.01
+# How far between bound and cost the next cost to be tried lies, at first and at last; ever more trials for each.
+FIRST_SHARE, LEAST_SHARE = 0.1, 0.03
+TRIALS = (200, 1_000, 5_000, 25_000)
 # Rounding of long sums of float64; a cost is refuted only with this to spare.
 SLACK = 1e-9
 
@@ -76,6 +85,15 @@ def _compiled() -> Any:
     return compile_loop(follow)
 
 
+class Known(NamedTuple):
+    """Heads and tails, shape (kinds, stages, m), of all schedules within a cost, and what trials showed."""
+
+    heads: FloatArray
+    tails: FloatArray
+    within: float
+    shaved: tuple[LeastTime, ...]
+
+
 class Refutation:
     """What is known of all schedules of an instance that cost no more than the last cost not refuted.
 
@@ -103,14 +121,24 @@ class Refutation:
         self.tails = np.ascontiguousarray(found.tails[..., self._observer])
         self.lags = lags
         self._arcs, self._arc_lags = _arcs(instance, lags)
-        self._lengths = np.repeat(_lengths(instance), instance.num_microbatches, axis=1)
+        self._lengths = np.repeat(_lengths(instance)[:, :, None], instance.num_microbatches, axis=2)
         self._enough = enough
         self._known_for = math.inf  # the cost that heads and tails hold within
         self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
-        self._device_of = [stage.device for stage in instance.stages]
+        self._device_of = np.array([stage.device for stage in instance.stages])
+        self.shaved: list[LeastTime] = []
         self.passes = 0  # over states, so far: what the time goes into
         self.device = 0  # that had no order left in the last cost refuted
         self._follow(self.heads, self.tails)
+
+    def known(self) -> Known:
+        """What holds within the least cost that was not refuted."""
+        return Known(self.heads, self.tails, self._known_for, tuple(self.shaved))
+
+    def restore(self, known: Known) -> None:
+        """Go back to what was known for a higher cost."""
+        self.heads, self.tails, self._known_for = known.heads, known.tails, known.within
+        self.shaved = list(known.shaved)
 
     def refutes(self, cost: float, least_move: float = LEAST_MOVE) -> bool | None:
         """Whether no schedule costs ``cost`` or less; None when it gave up.
@@ -124,16 +152,99 @@ class Refutation:
         """
         if cost > self._known_for:
             raise ValueError(f"cost {cost:g} is above {self._known_for:g}, which was not refuted")
-        within = cost * (1 + SLACK)
         heads, tails = self.heads.copy(), self.tails.copy()
-        waiting = dict.fromkeys(range(len(self._devices)))
-        while waiting:
+        refuted = self._contradict(heads, tails, cost, range(len(self._devices)), least_move)
+        if refuted is False:
+            self.heads, self.tails, self._known_for = heads, tails, cost
+        return refuted
+
+    def shaves(self, cost: float, draw: np.random.Generator, most: int) -> bool | None:
+        """The same by at most so many trials, for a cost that :meth:`refutes` did not refute.
+
+        Every F and backward is assumed to start early within what is left to it, then late. Where that is
+        refuted the rest of its window stays, and everything follows from it as in :meth:`refutes`. False,
+        too, when a round of trials gains little any more.
+        """
+        S, m = self.heads.shape[1:]
+        while True:
+            before = self._slack(cost)
+            for number in draw.permutation(4 * S * m):
+                kind, s, j, after = (int(i) for i in np.unravel_index(number, (2, S, m, 2)))
+                head, tail = float(self.heads[kind, s, j]), float(self.tails[kind, s, j])
+                left = cost - head - tail - float(self._lengths[kind, s, j])
+                if not LEAST_SHAVED * cost < left < math.inf:
+                    continue
+                if most == 0:
+                    return False
+                most -= 1
+                time = LeastTime(KINDS[kind], s, j, (tail if after else head) + SHAVED * left, bool(after))
+                shown = self.shows(time, cost, most_passes=PASSES_A_TRIAL * len(self._devices))
+                if shown is None:
+                    return None
+                refuted = self.take(time, cost) if shown else False
+                if refuted is not False:
+                    return refuted
+            if self._slack(cost) > (1 - LEAST_GAIN) * before:
+                return False
+
+    def shows(
+        self, time: LeastTime, cost: float, most_passes: float = math.inf, least_move: float = LEAST_MOVE
+    ) -> bool | None:
+        """Whether no schedule within ``cost`` has less time there: assuming it leads to a contradiction."""
+        kind, s, j, value, after = time
+        # Less before its start: so much more after its end, and the other way round.
+        length = float(self._lengths[KINDS.index(kind), s, j])
+        contrary = LeastTime(kind, s, j, cost - value - length, not after)
+        heads, tails = self.heads.copy(), self.tails.copy()
+        touched = self._raise(heads, tails, contrary, least_move * cost)
+        return self._contradict(heads, tails, cost, touched, least_move, most_passes)
+
+    def take(self, time: LeastTime, cost: float, least_move: float = LEAST_MOVE) -> bool | None:
+        """Let all that follows rest on what :meth:`shows` showed; the rest as :meth:`refutes`."""
+        heads, tails = self.heads.copy(), self.tails.copy()
+        touched = self._raise(heads, tails, time, least_move * cost)
+        self.shaved.append(time)
+        refuted = self._contradict(heads, tails, cost, touched, least_move)
+        if refuted is False:
+            self.heads, self.tails, self._known_for = heads, tails, cost
+        return refuted
+
+    def _raise(self, heads: FloatArray, tails: FloatArray, time: LeastTime, least: float) -> Iterable[int]:
+        """Set one head or tail, follow it up; the devices whose tasks it moves."""
+        before = heads.copy(), tails.copy()
+        kind, s, j, value, after = time
+        of = (KINDS.index(kind), s, j)
+        which = tails if after else heads
+        which[of] = max(which[of], value)
+        self._follow(heads, tails)
+        return self._moved(before, (heads, tails), least)
+
+    def _contradict(
+        self,
+        heads: FloatArray,
+        tails: FloatArray,
+        cost: float,
+        touched: Iterable[int],
+        least_move: float,
+        most_passes: float = math.inf,
+    ) -> bool | None:
+        """Whether what is known leaves no schedule within the cost; else ``heads`` and ``tails`` are raised.
+
+        None when it is time to give up. After ``most_passes`` over devices: False, with less raised.
+        """
+        within = cost * (1 + SLACK)
+        waiting = dict.fromkeys(touched)
+        while waiting and most_passes > 0:
             if self._enough():
                 return None
+            most_passes -= 1
             number = next(iter(waiting))
             del waiting[number]
             device = self._devices[number]
             known = heads[device.rows], tails[device.rows]
+            if (known[0] + self._lengths[device.rows] + known[1] > within).any():
+                self.device = number
+                return True
             if device.within < within and not device.too_many:
                 device.enumerate(*known, within, self._most_states(), self._enough)
             if device.too_many:
@@ -148,12 +259,21 @@ class Refutation:
             tails[device.rows] = np.maximum(known[1], narrowed[1])
             before = heads.copy(), tails.copy()
             self._follow(heads, tails)
-            least = least_move * cost
-            moved = (heads > before[0] + least) | (tails > before[1] + least)
-            for s in np.flatnonzero(moved.any(axis=(0, 2))):
-                waiting.setdefault(self._device_of[s])
-        self.heads, self.tails, self._known_for = heads, tails, cost
+            for moved in self._moved(before, (heads, tails), least_move * cost):
+                waiting.setdefault(moved)
         return False
+
+    def _moved(
+        self, before: tuple[FloatArray, FloatArray], now: tuple[FloatArray, FloatArray], least: float
+    ) -> Iterable[int]:
+        """Devices with a head or tail that rose by more than ``least``."""
+        moved = (now[0] > before[0] + least) | (now[1] > before[1] + least)
+        return dict.fromkeys(self._device_of[moved.any(axis=(0, 2))].tolist())
+
+    def _slack(self, cost: float) -> float:
+        """Time that all F's and backwards together have left to move in."""
+        left = (cost - self.heads - self.tails - self._lengths)[:2]
+        return float(left[np.isfinite(left)].sum())
 
     def bound(self, cost: float) -> Bound:
         """What refuting a cost proves; right after :meth:`refutes` said so."""
@@ -164,6 +284,7 @@ class Refutation:
             "for what comes before and after on other devices",
             self.device,
             self.lags,
+            tuple(self.shaved),
         )
 
     @property
@@ -180,10 +301,15 @@ class Refutation:
         )  # fmt: skip
 
 
-def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterator[Bound]:
-    """Ever higher bounds between ``bound`` and the ``cost`` of a schedule, until they are close."""
+def refuted_bounds(refutation: Refutation, bound: float, cost: float, seed: int = 0) -> Iterator[Bound]:
+    """Ever higher bounds between ``bound`` and the ``cost`` of a schedule, until they are close.
+
+    First by what the devices' orders say as they are, then by trials.
+    """
     tried = cost * (1 - OPTIMAL_GAP)  # first of all: is the schedule optimal?
-    while True:
+    top = refutation.known()
+    least = cost
+    while least - bound > RESOLUTION * cost:
         refuted = refutation.refutes(tried)
         if refuted is None:
             return
@@ -191,10 +317,26 @@ def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterato
             yield refutation.bound(tried)
             bound = tried
         else:
-            cost = tried
-        tried = (bound + cost) / 2
-        if cost - bound <= RESOLUTION * cost:
-            return
+            least = tried
+            if top.within == math.inf:
+                top = refutation.known()
+        tried = (bound + least) / 2
+    draw = np.random.default_rng(seed)
+    for most in TRIALS:
+        share, known = FIRST_SHARE, top
+        while share >= LEAST_SHARE and cost - bound > RESOLUTION * cost:
+            tried = bound + share * (cost - bound)
+            refutation.restore(known if tried <= known.within else top)
+            refuted = refutation.refutes(tried) or refutation.shaves(tried, draw, most)
+            if refuted is None:
+                return
+            if refuted:
+                yield refutation.bound(tried)
+                bound = tried
+                share = min(0.5, 2 * share)
+            else:
+                known = refutation.known()
+                share /= 3
 
 
 def _lengths(instance: Instance) -> FloatArray:
