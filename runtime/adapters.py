@@ -10,7 +10,7 @@ A factory in your own module is two lines:
 
 transformers is imported only where :func:`causal_lm`'s model comes from; models are built from a
 configuration with random weights or loaded by whoever writes the factory. A head tied to the embedding stays
-tied, on one device or on two. Not modelled: padding masks and caches of causal language models.
+tied, on one device or on two. A padding mask travels with the activations. Not modelled: caches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ Batch = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 class _Layers:
     """A list of layers with a loss and a source of batches."""
 
-    def __init__(self, layers: Sequence[nn.Module], loss: Callable[[Any, Any], torch.Tensor], batch: Batch):
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        batch: Callable[[int], Any],
+    ) -> None:
         self.layers: Sequence[nn.Module] = layers
         self._loss, self._batch = loss, batch
 
@@ -41,7 +46,8 @@ class _Layers:
 
     def microbatches(self, step: int, count: int) -> list[MicroBatch]:
         """The step's batch, cut along its rows."""
-        return cut_rows(*self._batch(step), count)
+        inputs, targets = self._batch(step)
+        return cut_rows(inputs, targets, count)
 
 
 def sequential(
@@ -62,18 +68,46 @@ def sequential(
 # --- causal language models of transformers -------------------------------------------------------
 
 
+# Activations (rows, T, d), or these and the mask of tokens that are not padding, (rows, T), true or false.
+Activations = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+# As in transformers: what the loss leaves out.
+IGNORED = -100
+
+
+def _apart(value: Activations) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return value if isinstance(value, tuple) else (value, None)
+
+
+def _together(x: torch.Tensor, mask: torch.Tensor | None) -> Activations:
+    return x if mask is None else (x, mask)
+
+
+def _attended(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Who attends to whom, (rows, 1, T, T): to tokens up to one's own, padding left out.
+
+    As in transformers, padding on the left attends to nothing: attention gives zeros there.
+    """
+    if mask is None:
+        return None
+    places = torch.arange(mask.shape[1], device=mask.device)
+    causal = places[:, None] >= places[None, :]
+    return (causal & mask[:, None, :]).unsqueeze(1)
+
+
 class _Embed(nn.Module):
-    """Token ids (rows, T) to activations (rows, T, d)."""
+    """Token ids (rows, T), with a mask or without, to activations."""
 
     def __init__(self, embedding: nn.Module, positions: nn.Module | None) -> None:
         super().__init__()
         self.embedding, self.positions = embedding, positions
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: Activations) -> Activations:
+        ids, mask = _apart(value)
         x: torch.Tensor = self.embedding(ids)
         if self.positions is not None:
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
-        return x
+        return _together(x, mask)
 
 
 class _RotaryBlock(nn.Module):
@@ -83,10 +117,14 @@ class _RotaryBlock(nn.Module):
         super().__init__()
         self.block, self.rotary = block, rotary
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: Activations) -> Activations:
+        x, mask = _apart(value)
         places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
         around = self.rotary(x, position_ids=places)
-        return _first(self.block(x, attention_mask=None, position_ids=places, position_embeddings=around))
+        result = self.block(
+            x, attention_mask=_attended(mask), position_ids=places, position_embeddings=around
+        )
+        return _together(_first(result), mask)
 
 
 class _Block(nn.Module):
@@ -96,8 +134,9 @@ class _Block(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _first(self.block(x))
+    def forward(self, value: Activations) -> Activations:
+        x, mask = _apart(value)
+        return _together(_first(self.block(x, attention_mask=_attended(mask))), mask)
 
 
 def _first(result: Any) -> torch.Tensor:
@@ -114,17 +153,52 @@ class _Head(nn.Module):
         super().__init__()
         self.norm, self.head = norm, head
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.head(self.norm(x))
+    def forward(self, value: Activations) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.norm(_apart(value)[0]))
         return result
 
 
-def _next_token_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each next token, as transformers' own loss."""
-    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+class _CausalLM(_Layers):
+    """Layers whose batches may be padded."""
+
+    def microbatches(self, step: int, count: int) -> list[MicroBatch]:
+        """The step's batch, cut along its rows, each weighted by the tokens that it has to predict."""
+        batch = self._batch(step)
+        if isinstance(batch, torch.Tensor):
+            return cut_rows(batch, batch, count)
+        ids, mask = batch[0], batch[1].bool()
+        if mask.shape != ids.shape:
+            raise InputError(
+                f"causal_lm: the mask has the shape {tuple(mask.shape)}, the ids {tuple(ids.shape)}: "
+                "give one entry a token"
+            )
+        labels = ids.masked_fill(~mask, IGNORED)
+        predicted = (labels[:, 1:] != IGNORED).sum(1)
+        shares = [float(rows.sum() / predicted.sum()) for rows in predicted.tensor_split(count)]
+        masks = [rows.clone() for rows in mask.tensor_split(count)]
+        cut = [
+            MicroBatch((own.inputs, its_mask), own.targets, share)
+            for own, its_mask, share in zip(cut_rows(ids, labels, count), masks, shares, strict=True)
+        ]
+        for number, microbatch in enumerate(cut):
+            if not microbatch.weight > 0:
+                raise InputError(
+                    f"causal_lm: micro-batch {number} of step {step} has no token to predict: give it a row "
+                    "with two tokens that are not padding"
+                )
+        return cut
 
 
-def causal_lm(model: Any, batch: Callable[[int], torch.Tensor]) -> PipelineModel:
+def _next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each next token that is not padding, as transformers' own loss."""
+    return functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
+    )
+
+
+def causal_lm(
+    model: Any, batch: Callable[[int], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
+) -> PipelineModel:
     """A causal language model of transformers: embedding, one layer a block, norm and head.
 
     Parameters
@@ -132,7 +206,9 @@ def causal_lm(model: Any, batch: Callable[[int], torch.Tensor]) -> PipelineModel
     model : LlamaForCausalLM and models built like it (Mistral, Qwen2), or GPT2LMHeadModel
         Whatever its weights are. Blocks must attend causally without a mask ("sdpa" attention does).
     batch : callable
-        ``batch(step)``: token ids (rows, T), which are the targets as well.
+        ``batch(step)``: token ids (rows, T), which are the targets as well; or ids and a mask of the same
+        shape, 1 for tokens and 0 for padding on either side, as tokenizers of transformers give it. The
+        step's loss is the mean over all tokens predicted, however the rows are cut.
 
     Raises
     ------
@@ -157,9 +233,4 @@ def causal_lm(model: Any, batch: Callable[[int], torch.Tensor]) -> PipelineModel
     implementation = getattr(model.config, "_attn_implementation", "sdpa")
     if implementation != "sdpa":
         raise InputError(f"causal_lm: attn_implementation is {implementation!r}: build the model with 'sdpa'")
-
-    def rows(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = batch(step)
-        return ids, ids
-
-    return _Layers(layers, _next_token_loss, rows)
+    return _CausalLM(layers, _next_token_loss, batch)

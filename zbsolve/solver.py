@@ -56,7 +56,7 @@ POLICIES_SHARE = 0.15
 POLICIES_CLOSE_GAP, POLICIES_CLOSE_SHARE = 0.02, 0.4
 # The refutation's share of the time before annealing; it seldom needs it. In deterministic mode a second
 # stands for so many states.
-REFUTATION_SHARE = 0.15
+REFUTATION_SHARE = 0.25
 STATES_A_SECOND = 20_000_000
 # The exact model's share of the time once policies have run: most where it has little left to prove, none
 # where it would spend it on propagating its model (measured with 2 cores).

@@ -527,3 +527,15 @@ def small_llama() -> Any:
         llama_of_transformers(),
         lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
     )
+
+
+def padded_llama() -> Any:
+    """That Llama on rows with up to 3 tokens of padding, on the right."""
+    from zbsolve.runtime.adapters import causal_lm
+
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(0, 40, (6, 8), generator=torch.Generator().manual_seed(step))
+        lengths = 8 - torch.arange(6) % 4
+        return ids, torch.arange(8) < lengths[:, None]
+
+    return causal_lm(llama_of_transformers(), batch)
