@@ -40,6 +40,8 @@ SCHEMA = "zbsolve.plan/1"
 ComputeOp = Literal["F", "R", "B", "W", "BW"]
 MessageOp = Literal["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Steps of a proof by trial: more are not made, and not read.
+MOST_SHAVED = 5_000
 COMPUTE_OPS = frozenset(("F", "R", "B", "W", "BW"))
 
 
@@ -95,6 +97,16 @@ class ProvenLag(_FileModel):
     to_end: bool = False
 
 
+class ShavedTime(_FileModel):
+    """A step of a proof by trial: :class:`zbsolve.precedence.LeastTime`, within the bound as a cost."""
+
+    kind: Literal["F", "B", "W"]
+    stage: Annotated[int, Field(ge=0)]
+    microbatch: Annotated[int, Field(ge=0)]
+    value: Finite
+    after: bool = False
+
+
 class Proof(_FileModel):
     """Who proved the lower bound and how, so that it can be re-derived from the plan file."""
 
@@ -103,18 +115,17 @@ class Proof(_FileModel):
     device: int | None = None
     value: Finite | None = None
     lags: Annotated[tuple[ProvenLag, ...], Field(max_length=16)] = ()
+    shaved: Annotated[tuple[ShavedTime, ...], Field(max_length=MOST_SHAVED)] = ()
 
-    @field_validator("lags", mode="before")
+    @field_validator("lags", "shaved", mode="before")
     @classmethod
     def _accept_json_array(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
 
     @model_serializer(mode="wrap")
-    def _leave_out_no_lags(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = serialize(self)
-        if not self.lags:
-            del data["lags"]
-        return data
+        return {name: value for name, value in data.items() if value or name not in ("lags", "shaved")}
 
 
 class SolverInfo(_FileModel):

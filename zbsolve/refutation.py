@@ -32,7 +32,7 @@ from zbsolve.compiled import compile_loop
 from zbsolve.device_states import DeviceStates
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
-from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.plan import MOST_SHAVED, OPTIMAL_GAP
 from zbsolve.precedence import Lag, LeastTime, MemoryWait, back, memory_waits
 from zbsolve.windows import windows
 
@@ -53,7 +53,7 @@ RESOLUTION = 2e-4
 SHAVED, LEAST_SHAVED = 0.25, 1e-3
 PASSES_A_TRIAL = 3
 LEAST_GAIN = 0.01
-# How far between bound and cost the next cost to be tried lies, at first and at last; ever more trials for each.
+# How far between bound and cost the next cost to be tried lies, at first and at last; trials for each.
 FIRST_SHARE, LEAST_SHARE = 0.1, 0.03
 TRIALS = (200, 1_000, 5_000, 25_000)
 # Rounding of long sums of float64; a cost is refuted only with this to spare.
@@ -102,7 +102,7 @@ class Refutation:
     lags : tuple of Lag
         Proven of the instance; what is refuted rests on them.
     enough : callable
-        Asked before every pass over a device's states; when it says yes, :meth:`refutes` gives up.
+        Asked before every pass over a device's states; when it says yes, what is under way gives up.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Refutation:
         self.lags = lags
         self._arcs, self._arc_lags = _arcs(instance, lags)
         self._lengths = np.repeat(_lengths(instance)[:, :, None], instance.num_microbatches, axis=2)
-        self._enough = enough
+        self.enough = enough
         self._known_for = math.inf  # the cost that heads and tails hold within
         self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
         self._device_of = np.array([stage.device for stage in instance.stages])
@@ -174,7 +174,7 @@ class Refutation:
                 left = cost - head - tail - float(self._lengths[kind, s, j])
                 if not LEAST_SHAVED * cost < left < math.inf:
                     continue
-                if most == 0:
+                if most == 0 or len(self.shaved) == MOST_SHAVED:
                     return False
                 most -= 1
                 time = LeastTime(KINDS[kind], s, j, (tail if after else head) + SHAVED * left, bool(after))
@@ -235,7 +235,7 @@ class Refutation:
         within = cost * (1 + SLACK)
         waiting = dict.fromkeys(touched)
         while waiting and most_passes > 0:
-            if self._enough():
+            if self.enough():
                 return None
             most_passes -= 1
             number = next(iter(waiting))
@@ -246,7 +246,7 @@ class Refutation:
                 self.device = number
                 return True
             if device.within < within and not device.too_many:
-                device.enumerate(*known, within, self._most_states(), self._enough)
+                device.enumerate(*known, within, self._most_states(), self.enough)
             if device.too_many:
                 continue
             ends_watched = self._observer in (number, len(self._devices))
@@ -277,11 +277,12 @@ class Refutation:
 
     def bound(self, cost: float) -> Bound:
         """What refuting a cost proves; right after :meth:`refutes` said so."""
+        trials = f", {len(self.shaved)} times narrowed by trial" if self.shaved else ""
         return Bound(
             cost,
             DEVICE_ORDERS,
             f"within a cost of {cost:g}, device {self.device} has no order under its cap that leaves time "
-            "for what comes before and after on other devices",
+            f"for what comes before and after on other devices{trials}",
             self.device,
             self.lags,
             tuple(self.shaved),
@@ -301,18 +302,15 @@ class Refutation:
         )  # fmt: skip
 
 
-def refuted_bounds(refutation: Refutation, bound: float, cost: float, seed: int = 0) -> Iterator[Bound]:
-    """Ever higher bounds between ``bound`` and the ``cost`` of a schedule, until they are close.
-
-    First by what the devices' orders say as they are, then by trials.
-    """
+def refuted_bounds(refutation: Refutation, bound: float, cost: float) -> Iterator[Bound]:
+    """Ever higher bounds between ``bound`` and the ``cost`` of a schedule: what needs no trials."""
     tried = cost * (1 - OPTIMAL_GAP)  # first of all: is the schedule optimal?
     top = refutation.known()
     least = cost
     while least - bound > RESOLUTION * cost:
         refuted = refutation.refutes(tried)
         if refuted is None:
-            return
+            break
         if refuted:
             yield refutation.bound(tried)
             bound = tried
@@ -321,6 +319,12 @@ def refuted_bounds(refutation: Refutation, bound: float, cost: float, seed: int 
             if top.within == math.inf:
                 top = refutation.known()
         tried = (bound + least) / 2
+    refutation.restore(top)
+
+
+def shaved_bounds(refutation: Refutation, bound: float, cost: float, seed: int = 0) -> Iterator[Bound]:
+    """The same by trials, ever more of them; ``bound`` is what :func:`refuted_bounds` came to, or more."""
+    top = refutation.known()
     draw = np.random.default_rng(seed)
     for most in TRIALS:
         share, known = FIRST_SHARE, top

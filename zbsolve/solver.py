@@ -28,10 +28,20 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof, ProvenLag, SolverInfo, make_plan, peaks_of, relative_gap
+from zbsolve.plan import (
+    OPTIMAL_GAP,
+    Plan,
+    Proof,
+    ProvenLag,
+    ShavedTime,
+    SolverInfo,
+    make_plan,
+    peaks_of,
+    relative_gap,
+)
 from zbsolve.precedence import Lag, room
 from zbsolve.recompute import fold, unfold
-from zbsolve.refutation import Refutation, refuted_bounds
+from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
 from zbsolve.work_bounds import is_extended, require_plain
@@ -45,6 +55,7 @@ CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
 # Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
 LAGS_MOST_HELD = 3
+LAGS_SHARE = 0.2
 # Periodic schedules: for which sizes, the share of the time, the tries in it, when the period is settled.
 PATTERNS_FROM_MICROBATCHES = 8
 PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pattern takes seconds
@@ -54,16 +65,17 @@ PATTERNS_CLOSE = 1.002
 # Policies' share of the time before annealing: they find the last per cent of nearly even pipelines.
 POLICIES_SHARE = 0.15
 POLICIES_CLOSE_GAP, POLICIES_CLOSE_SHARE = 0.02, 0.4
-# The refutation's share of the time before annealing; it seldom needs it. In deterministic mode a second
-# stands for so many states.
-REFUTATION_SHARE = 0.25
+# The refutation's share of the time before annealing, which it seldom needs, and that of its trials amid it.
+# In deterministic mode a second stands for so many states.
+REFUTATION_SHARE, TRIALS_SHARE = 0.2, 0.35
 STATES_A_SECOND = 20_000_000
 # The exact model's share of the time once policies have run: most where it has little left to prove, none
 # where it would spend it on propagating its model (measured with 2 cores).
 EXACT_CLOSE_GAP, EXACT_CLOSE_SHARE, EXACT_CLOSE_MOST_TASKS = 0.01, 0.65, 4_000
 EXACT_SHARE, EXACT_MOST_TASKS = 0.3, 3_000
-# Of the annealing time: backbones, orders, backbones, orders.
-ANNEALING_SHARES = (0.4, 0.3, 0.15, 0.15)
+# Of the annealing time: backbones, orders; then both again, once trials have had their share.
+FIRST_ANNEALING, SECOND_ANNEALING = (0.57, 0.43), (0.5, 0.5)
+FIRST_ANNEALING_SHARE = 0.6
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
 ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
@@ -111,6 +123,7 @@ class _Search:
     found_by: str = ""
     bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
     lags: tuple[Lag, ...] = ()  # proven of the instance
+    refutation: Refutation | None = None
     history: list[Progress] = field(default_factory=list)
 
     @property
@@ -260,6 +273,7 @@ def _certified(
         device=bound.device,
         value=bound.value,
         lags=tuple(ProvenLag(**lag._asdict()) for lag in bound.lags),
+        shaved=tuple(ShavedTime(**time._asdict()) for time in bound.shaved),
     )
     return make_plan(
         instance, schedule, objective=objective, lower_bound=bound.value, proof=proof, solver=info
@@ -356,12 +370,12 @@ def _prove_lags(search: _Search) -> None:
         log.warning("lags are left out (%s): install ortools", error)
         return
     assert search.schedule is not None  # _construct always leaves one
-    until = search.seconds + 0.15 * search.left
+    until = search.seconds + LAGS_SHARE * search.left
     incumbent = canonical(instance, search.schedule.orders)
     last = instance.num_stages - 1
     # What the last stage's F's wait for is most; the end of the step completes the sum.
     for distance, to_end in ((held, False), (1, True), (2, True), (held + 1, False), (held + 2, False)):
-        left = 0.15 * search.time_limit / 3 if search.deterministic else until - search.seconds
+        left = LAGS_SHARE * search.time_limit / 3 if search.deterministic else until - search.seconds
         if search.done or left <= 0 or distance + (0 if to_end else 1) > instance.num_microbatches:
             return
         answer = prove_lag(
@@ -483,30 +497,42 @@ def _refute(search: _Search) -> None:
     """The highest cost that the devices' orders refute (:mod:`zbsolve.refutation`)."""
     if search.time_limit < COMPILE_FROM_SECONDS:
         return
-    assert search.schedule is not None  # _construct always leaves one
-    share = REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left)
-    until = search.seconds + share
-
-    def enough() -> bool:
-        if search.deterministic:
-            return refutation.passes > share * STATES_A_SECOND
-        return search.seconds > until
-
-    refutation = Refutation(search.instance, search.objective, lags=search.lags, enough=enough)
-    for bound in refuted_bounds(refutation, search.bound.value, search.cost):
+    search.refutation = Refutation(search.instance, search.objective, lags=search.lags)
+    _limit_refutation(search, REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left))
+    for bound in refuted_bounds(search.refutation, search.bound.value, search.cost):
         search.prove(bound)
 
 
-def _search_orders(search: _Search) -> None:
+def _refute_by_trial(search: _Search) -> None:
+    """The same with trials, once the plan is good: how far they have to reach."""
+    if search.refutation is None:
+        return
+    _limit_refutation(search, TRIALS_SHARE * (search.time_limit if search.deterministic else search.left))
+    for bound in shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed):
+        search.prove(bound)
+
+
+def _limit_refutation(search: _Search, seconds: float) -> None:
+    """Let it work for so long from now, or for as many states in deterministic mode."""
+    refutation, until = search.refutation, search.seconds + seconds
+    assert refutation is not None
+    most_passes = refutation.passes + seconds * STATES_A_SECOND
+
+    def enough() -> bool:
+        return refutation.passes > most_passes if search.deterministic else search.seconds > until
+
+    refutation.enough = enough
+
+
+def _search_orders(search: _Search, shares: tuple[float, ...], of_time: float) -> None:
     """Annealing of the incumbent, in machine code on two threads; the exact model has the rest of the time.
 
-    First the F's and backwards with W's filled in by rule, then all orders as they are; then both again, from
-    where they came to.
+    F's and backwards with W's filled in by rule, then all orders as they are, from where the first came to.
     """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
-    until, budget = search.seconds, search.left * min(0.97, 1.0 - _exact_share(search))
-    for number, share in enumerate(ANNEALING_SHARES):
+    until, budget = search.seconds, of_time * search.left * min(0.97, 1.0 - _exact_share(search))
+    for number, share in enumerate(shares):
         if search.done:
             return
         until += share * budget
@@ -641,7 +667,16 @@ def _take(search: _Search, result: FormulationResult) -> None:
 Phase = Callable[[_Search], None]
 
 SOLVERS: dict[str, tuple[Phase, ...]] = {
-    "auto": (_prove_lags, _search_patterns, _search_policies, _refute, _search_orders, _finish_exactly),
+    "auto": (
+        _prove_lags,
+        _search_patterns,
+        _search_policies,
+        _refute,
+        lambda search: _search_orders(search, FIRST_ANNEALING, FIRST_ANNEALING_SHARE),
+        _refute_by_trial,
+        lambda search: _search_orders(search, SECOND_ANNEALING, 1.0),
+        _finish_exactly,
+    ),
     "heuristic": (),
     "cpsat": (_run_cpsat,),
     "milp": (lambda search: _run_milp(search, ("highs", "cbc")),),

@@ -14,9 +14,10 @@ import time
 from dataclasses import dataclass
 
 from zbsolve.bounds import Bound, all_bounds, window_bounds
+from zbsolve.graph import TaskKind
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.plan import OPTIMAL_GAP, Plan
-from zbsolve.precedence import Lag
+from zbsolve.precedence import Lag, LeastTime
 from zbsolve.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
 from zbsolve.schedule import Violation
 from zbsolve.work_bounds import is_extended
@@ -107,12 +108,33 @@ def _refute_again(plan: Plan, lags: tuple[Lag, ...]) -> tuple[Bound | None, bool
     until = time.monotonic() + SECONDS_FOR_REFUTATION
     refutation = Refutation(plan.instance, plan.objective, lags=lags, enough=lambda: time.monotonic() > until)
     cost = plan.lower_bound - 0.5 * OPTIMAL_GAP * abs(plan.lower_bound)  # well within _reach
+    steps = [
+        LeastTime(TaskKind(t.kind), t.stage, t.microbatch, t.value, t.after) for t in plan.bound_proof.shaved
+    ]
+    S, m = plan.instance.num_stages, plan.instance.num_microbatches
+    if any(step.stage >= S or step.microbatch >= m for step in steps):
+        return None, True
     # The solver came to it from other costs and followed other moves: all of them, before a plan is accused.
     for least_move in (LEAST_MOVE, 0.0):
-        outcome = refutation.refutes(cost, least_move)
+        outcome = _replay(refutation, steps, cost, least_move)
         if outcome is not False:
             break
     return refutation.bound(cost) if outcome else None, outcome is False and refutation.complete
+
+
+def _replay(refutation: Refutation, steps: list[LeastTime], cost: float, least_move: float) -> bool | None:
+    """Whether the cost is refuted with every step shown anew; None when time is up."""
+    start = refutation.known()
+    outcome = refutation.refutes(cost, least_move)
+    for step in steps:
+        if outcome is not False:
+            return outcome
+        shown = refutation.shows(step, cost, least_move=least_move)
+        if not shown:
+            refutation.restore(start)
+            return shown
+        outcome = refutation.take(step, cost, least_move)
+    return outcome
 
 
 def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], bool]:
