@@ -124,6 +124,7 @@ class _Search:
     bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
     lags: tuple[Lag, ...] = ()  # proven of the instance
     refutation: Refutation | None = None
+    annealing_from: float | None = None
     history: list[Progress] = field(default_factory=list)
 
     @property
@@ -507,7 +508,8 @@ def _refute_by_trial(search: _Search) -> None:
     """The same with trials, once the plan is good: how far they have to reach."""
     if search.refutation is None:
         return
-    _limit_refutation(search, TRIALS_SHARE * (search.time_limit if search.deterministic else search.left))
+    left = search.time_limit if search.deterministic else _annealing_ends(search) - search.seconds
+    _limit_refutation(search, TRIALS_SHARE * left)
     for bound in shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed):
         search.prove(bound)
 
@@ -531,11 +533,12 @@ def _search_orders(search: _Search, shares: tuple[float, ...], of_time: float) -
     """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
-    until, budget = search.seconds, of_time * search.left * min(0.97, 1.0 - _exact_share(search))
+    until = search.seconds
+    budget = of_time * max(0.0, _annealing_ends(search) - until)
     for number, share in enumerate(shares):
-        if search.done:
-            return
         until += share * budget
+        if search.done or search.seconds >= until:
+            return
         if number % 2 == 0:
             _anneal(search, BackboneSearch, "backbone search", until, most_slack=25.0)
         else:
@@ -578,6 +581,14 @@ def _anneal(
             # Refused moves cost far less than kept ones, and the slack decides how many are kept: the pace of
             # one round says only roughly what the next one needs.
             pace = max(1e-7, (search.seconds - round_began) / steps)
+
+
+def _annealing_ends(search: _Search) -> float:
+    """When, in seconds, the time of the exact model begins: its share counts from where annealing began."""
+    if search.annealing_from is None:
+        search.annealing_from = search.seconds
+    all_left = search.time_limit - search.annealing_from
+    return search.annealing_from + all_left * min(0.97, 1.0 - _exact_share(search))
 
 
 def _exact_share(search: _Search) -> float:
