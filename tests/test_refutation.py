@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,10 +22,10 @@ from zbsolve.graph import W
 from zbsolve.instance import Instance, equal_stages, make_instance
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import require_feasible
-from zbsolve.plan import Plan, Proof, ProvenLag, SolverInfo, check_plan, make_plan
+from zbsolve.plan import Plan, SolverInfo, check_plan, parse_plan
 from zbsolve.precedence import Lag, back, backward_adds
 from zbsolve.random_instances import random_instance
-from zbsolve.refutation import Refutation, refuted_bounds
+from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.simulator import simulate
 from zbsolve.solver import solve
 from zbsolve.verify import reverify
@@ -160,7 +161,9 @@ def test_no_schedule_is_refuted_at_its_own_cost(instance: Instance) -> None:
         refutation = Refutation(instance, objective)
         # From the longest to the shortest, as a search goes: each starts from what the one before left.
         for schedule in sorted(schedules, key=lambda s: -s.cost(objective)):
-            assert refutation.refutes(schedule.cost(objective), least_move=0.0) is False
+            cost = schedule.cost(objective)
+            assert refutation.refutes(cost, least_move=0.0) is False
+            assert refutation.shaves(cost, np.random.default_rng(0), 20) is False
             own = [t for t in schedule if instance.stages[t.task.stage].device == first]
             begin = 0.0 if objective == "makespan" else min(t.start for t in own)
             end = schedule.makespan if objective == "makespan" else max(t.end for t in own)
@@ -182,7 +185,9 @@ def test_nothing_up_from_the_optimum_is_refuted(instance: Instance) -> None:
     if not np.isfinite(optimum.makespan):
         return
     for objective, best in (("makespan", optimum.makespan), ("span", optimum.span)):
-        found = list(refuted_bounds(Refutation(instance, objective), 0.0, best))
+        known = Refutation(instance, objective)
+        found = list(refuted_bounds(known, 0.0, best))
+        found += shaved_bounds(known, max((bound.value for bound in found), default=0.0), best)
         assert all(bound.value <= best + 1e-9 for bound in found)
         for cost in (best, 1.1 * best):
             assert Refutation(instance, objective).refutes(cost) is False
@@ -351,21 +356,8 @@ def test_moves_are_followed_from_device_to_device(monkeypatch: pytest.MonkeyPatc
 
 def serial_plan(instance: Instance, bound: Bound) -> Plan:
     """The serial schedule, with a bound as its certificate."""
-    proof = Proof(
-        method=bound.method,
-        statement=bound.statement,
-        device=bound.device,
-        value=bound.value,
-        lags=tuple(ProvenLag(**lag._asdict()) for lag in bound.lags),
-    )
-    return make_plan(
-        instance,
-        simulate(instance, serial_orders(instance)),
-        objective="makespan",
-        lower_bound=bound.value,
-        proof=proof,
-        solver=SolverInfo(name="serial", version="1"),
-    )
+    schedule = simulate(instance, serial_orders(instance))
+    return solver._certified(instance, schedule, "makespan", bound, SolverInfo(name="serial", version="1"))
 
 
 def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,6 +374,30 @@ def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch
     proof = plan.bound_proof.model_copy(update={"value": value})
     false = plan.model_copy(update={"lower_bound": value, "bound_proof": proof})
     assert reverify(false).violation is not None
+
+
+def test_trials_prove_more_and_each_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that start neither early nor late narrow a gap; the plan file names them, for anyone to show."""
+    monkeypatch.setattr(refutation, "TRIALS", (200,))
+    instance = random_instance(38)
+    cost = solve(instance, solver="heuristic").plan.cost
+    known = Refutation(instance, "makespan")
+    without = max(refuted_bounds(known, 0.0, cost), key=lambda bound: bound.value)
+    proven = max(shaved_bounds(known, without.value, cost), key=lambda bound: bound.value)
+    assert proven.value > without.value * 1.005
+    assert proven.shaved
+    plan = serial_plan(instance, proven)
+    read = parse_plan(json.loads(json.dumps(plan.to_json_dict())), "plan")
+    assert read.bound_proof == plan.bound_proof
+    assert reverify(read).confirmed
+    # Without them the bound is more than the orders alone give; and a time that is not shown is no proof.
+    alone = plan.bound_proof.model_copy(update={"shaved": ()})
+    assert reverify(plan.model_copy(update={"bound_proof": alone})).violation is not None
+    first = plan.bound_proof.shaved[0]
+    impossible = {"value": first.value + proven.value / 2}, {"stage": instance.num_stages}, {"microbatch": 10**6}
+    for change in impossible:
+        wrong = plan.bound_proof.model_copy(update={"shaved": (first.model_copy(update=change),)})
+        assert reverify(plan.model_copy(update={"bound_proof": wrong})).violation is not None
 
 
 def test_what_could_not_be_gone_through_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ class Refutation:
                 refuted = self.take(time, cost) if shown else False
                 if refuted is not False:
                     return refuted
-            if self._slack(cost) > (1 - LEAST_GAIN) * before:
+            if self._slack(cost) >= (1 - LEAST_GAIN) * before:
                 return False
 
     def shows(
