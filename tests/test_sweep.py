@@ -146,28 +146,56 @@ def test_another_database_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def sweep_arguments(tmp_path: Path, name: str) -> list[str]:
-    """A sweep of 40 configurations that takes a few seconds."""
+SMALL_GRID = ["-p", "2,3,4,6,8", "-m", "8,12,16,24", "--memory", "0.8,1"]  # 40 configurations
+LARGE_GRID = [
+    *("-p", "2,3,4,6,8", "-m", "6,8,10,12,14,16,18,20,22,24,26,28,30"),
+    *("--memory", "0.65,0.7,0.75,0.8,0.85,0.9,0.95,1"),  # 5 * 13 * 8 = 520
+]
+
+
+def sweep_arguments(tmp_path: Path, name: str, grid: list[str]) -> list[str]:
+    """A sweep of small models."""
     layers = tmp_path / "layers.json"
     layers.write_text(json.dumps({**profile(24).model_dump(mode="json", by_alias=True, exclude_none=True)}))
     cluster = tmp_path / "cluster.json"
     cluster.write_text(
         json.dumps({"schema": "zbsolve.cluster/1", "devices": [{"count": 8, "memory": 120.0}]})
     )
-    values = ["-p", "2,3,4,6,8", "-m", "8,12,16,24", "--memory", "0.8,1", "--placement", "linear"]
-    return ["sweep", str(layers), "--cluster", str(cluster), "-o", str(tmp_path / name), *values, "--json"]
+    store = str(tmp_path / name)
+    return [
+        "sweep",
+        str(layers),
+        "--cluster",
+        str(cluster),
+        "-o",
+        store,
+        *grid,
+        "--placement",
+        "linear",
+        "--json",
+    ]
 
 
-def test_killed_in_the_middle_it_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("grid", "number", "killed_after"),
+    [
+        (SMALL_GRID, 40, 5),
+        pytest.param(LARGE_GRID, 520, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
+    ids=["40", "520"],
+)
+def test_killed_in_the_middle_it_goes_on_and_ends_the_same(
+    tmp_path: Path, grid: list[str], number: int, killed_after: int
+) -> None:
     """kill -9 after some results: the second run keeps them, computes the rest, and prints the same."""
-    killed = sweep_arguments(tmp_path, "killed.db")
+    killed = sweep_arguments(tmp_path, "killed.db", grid)
     process = subprocess.Popen(
         [sys.executable, "-m", "zbsolve", *killed], cwd=ROOT, stdout=subprocess.DEVNULL
     )
     path = tmp_path / "killed.db"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     done = 0
-    while done < 5 and time.monotonic() < deadline and process.poll() is None:
+    while done < killed_after and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.02)
         if path.exists() and path.stat().st_size:
             with sqlite3.connect(path, timeout=60) as database:
@@ -177,14 +205,16 @@ def test_killed_in_the_middle_it_goes_on_and_ends_the_same(tmp_path: Path) -> No
     process.wait(timeout=60)
     with Store(path) as store:
         kept = len(store)
-    assert 5 <= kept < 40
+    assert killed_after <= kept < number
     resumed = CliRunner().invoke(app, killed)
     assert resumed.exit_code == 0, resumed.output
     with Store(path) as store:
-        assert len(store) == 40
-    whole = CliRunner().invoke(app, sweep_arguments(tmp_path, "whole.db"))
+        assert len(store) == number
+    began = time.monotonic()
+    whole = CliRunner().invoke(app, sweep_arguments(tmp_path, "whole.db", grid))
+    print(f"{number} configurations, {(time.monotonic() - began) / number:.3f} s each; killed after {kept}")
     assert resumed.stdout == whole.stdout
-    assert len(json.loads(whole.stdout)) == 40
+    assert len(json.loads(whole.stdout)) == number
 
 
 # --- elsewhere ---------------------------------------------------------------------------------------
