@@ -15,6 +15,15 @@ Heads and tails that hold in all schedules within C hold in those within less: t
 that is refuted goes on from the least that was not. A state that C leaves no time for has none within less
 either, so states are found once, for the first C. Times of schedules are sums of float64, whose rounding
 the SLACK covers.
+
+Trials. Set a schedule that takes T <= C anywhere within [0, C]: what is said above of heads (least starts
+there) and tails (least times from ends to C) holds wherever it is set, as nothing asks it to begin at 0 or to
+end at C. A task that starts there before v ends more than C - v - length before C: if such a tail leads to a
+contradiction, the task starts at v or later, wherever the schedule is set. Set to begin at 0, that is
+a head of v; the other way round, set to end at C, a tail. So both count from the schedule's own begin and
+end, hold within less than C as well, and later trials may rest on them. With the span, it is the window of
+stage 0's device that is set within [0, C]. A trial that ends early, for want of passes or time, says nothing.
+A trial finds no states: what has no time under its assumption may well have some without it.
 """
 
 from __future__ import annotations
@@ -165,6 +174,7 @@ class Refutation:
         refuted the rest of its window stays, and everything follows from it as in :meth:`refutes`. False,
         too, when a round of trials gains little any more.
         """
+        self._require_gone_through(cost)
         S, m = self.heads.shape[1:]
         while True:
             before = self._slack(cost)
@@ -176,6 +186,8 @@ class Refutation:
                     continue
                 if most == 0 or len(self.shaved) == MOST_SHAVED:
                     return False
+                if self.enough():
+                    return None  # a trial that moves nothing goes over no states, and does not ask
                 most -= 1
                 time = LeastTime(KINDS[kind], s, j, (tail if after else head) + SHAVED * left, bool(after))
                 shown = self.shows(time, cost, most_passes=PASSES_A_TRIAL * len(self._devices))
@@ -190,7 +202,11 @@ class Refutation:
     def shows(
         self, time: LeastTime, cost: float, most_passes: float = math.inf, least_move: float = LEAST_MOVE
     ) -> bool | None:
-        """Whether no schedule within ``cost`` has less time there: assuming it leads to a contradiction."""
+        """Whether no schedule within ``cost`` has less time there: assuming it leads to a contradiction.
+
+        False when none is found; None when it gave up. For the cost that :meth:`refutes` did not refute last.
+        """
+        self._require_gone_through(cost)
         kind, s, j, value, after = time
         # Less before its start: so much more after its end, and the other way round.
         length = float(self._lengths[KINDS.index(kind), s, j])
@@ -201,6 +217,7 @@ class Refutation:
 
     def take(self, time: LeastTime, cost: float, least_move: float = LEAST_MOVE) -> bool | None:
         """Let all that follows rest on what :meth:`shows` showed; the rest as :meth:`refutes`."""
+        self._require_gone_through(cost)
         heads, tails = self.heads.copy(), self.tails.copy()
         touched = self._raise(heads, tails, time, least_move * cost)
         self.shaved.append(time)
@@ -208,6 +225,11 @@ class Refutation:
         if refuted is False:
             self.heads, self.tails, self._known_for = heads, tails, cost
         return refuted
+
+    def _require_gone_through(self, cost: float) -> None:
+        """Trials find no states: those that an assumption leaves time for are not all that there are."""
+        if cost != self._known_for:
+            raise ValueError(f"cost {cost:g} is not the last that was not refuted, {self._known_for:g}")
 
     def _raise(self, heads: FloatArray, tails: FloatArray, time: LeastTime, least: float) -> Iterable[int]:
         """Set one head or tail, follow it up; the devices whose tasks it moves."""
@@ -273,7 +295,8 @@ class Refutation:
     def _slack(self, cost: float) -> float:
         """Time that all F's and backwards together have left to move in."""
         left = (cost - self.heads - self.tails - self._lengths)[:2]
-        return float(left[np.isfinite(left)].sum())
+        # Rounding may leave less than nothing: a sum below zero would gain in every round.
+        return float(left[np.isfinite(left)].clip(min=0.0).sum())
 
     def bound(self, cost: float) -> Bound:
         """What refuting a cost proves; right after :meth:`refutes` said so."""
@@ -331,7 +354,9 @@ def shaved_bounds(refutation: Refutation, bound: float, cost: float, seed: int =
         while share >= LEAST_SHARE and cost - bound > RESOLUTION * cost:
             tried = bound + share * (cost - bound)
             refutation.restore(known if tried <= known.within else top)
-            refuted = refutation.refutes(tried) or refutation.shaves(tried, draw, most)
+            refuted = refutation.refutes(tried)
+            if refuted is False:
+                refuted = refutation.shaves(tried, draw, most)
             if refuted is None:
                 return
             if refuted:
