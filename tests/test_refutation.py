@@ -18,12 +18,12 @@ from zbsolve import device_states, refutation, solver
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.device_states import DeviceStates
 from zbsolve.errors import InfeasibleError
-from zbsolve.graph import W
+from zbsolve.graph import F, W
 from zbsolve.instance import Instance, equal_stages, make_instance
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import require_feasible
 from zbsolve.plan import Plan, SolverInfo, check_plan, parse_plan
-from zbsolve.precedence import Lag, back, backward_adds
+from zbsolve.precedence import Lag, LeastTime, back, backward_adds
 from zbsolve.random_instances import random_instance
 from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.simulator import simulate
@@ -274,13 +274,35 @@ def test_costs_may_rise_to_the_least_that_was_not_refuted() -> None:
         known.refutes(24.5)
 
 
+def test_trials_end_where_no_task_has_room() -> None:
+    """0.1 + 0.2 is 4e-17 above 0.3: within 0.6 the three tasks have less than nothing left, and no trial."""
+    stage = {"device": 0, "t_f": 0.1, "t_b": 0.2, "t_w": 0.3}
+    known = Refutation(make_instance(num_devices=1, num_microbatches=1, stages=[stage]), "makespan")
+    assert known.refutes(0.6) is False
+    assert known.shaves(0.6, np.random.default_rng(0), 20) is False
+    assert known.shaved == []
+
+
+def test_trials_are_refused_before_all_states_are_known() -> None:
+    """An assumption leaves out states that others need: trials only within the last cost not refuted."""
+    fresh, known = (Refutation(turn_with_little_memory(), "makespan") for _ in range(2))
+    assert known.refutes(24.5) is False
+    time = LeastTime(F, 0, 1, 1.0)
+    for each in (fresh, known):
+        for attempt in (each.shows, each.take):
+            with pytest.raises(ValueError, match="not the last that was not refuted"):
+                attempt(time, 24.0)
+        with pytest.raises(ValueError, match="not the last that was not refuted"):
+            each.shaves(24.0, np.random.default_rng(0), 1)
+
+
 def test_a_cap_leaves_few_states() -> None:
     """One stage, two micro-batches: 10 states with 2 >= F >= B >= W; F B W F B W alone has 7."""
     instance = equal_stages(1, 2)
     for each, number in ((instance, 10), (instance.with_changes(memory_cap=1.0), 7)):
         known = Refutation(each, "makespan")
         assert known.refutes(6.0) is False
-        assert known.passes == number
+        assert known.work == refutation.OF_ITSELF + number
         assert known.complete
 
 
@@ -394,7 +416,11 @@ def test_trials_prove_more_and_each_is_shown_again(monkeypatch: pytest.MonkeyPat
     alone = plan.bound_proof.model_copy(update={"shaved": ()})
     assert reverify(plan.model_copy(update={"bound_proof": alone})).violation is not None
     first = plan.bound_proof.shaved[0]
-    impossible = {"value": first.value + proven.value / 2}, {"stage": instance.num_stages}, {"microbatch": 10**6}
+    impossible = (
+        {"value": first.value + proven.value / 2},
+        {"stage": instance.num_stages},
+        {"microbatch": 10**6},
+    )
     for change in impossible:
         wrong = plan.bound_proof.model_copy(update={"shaved": (first.model_copy(update=change),)})
         assert reverify(plan.model_copy(update={"bound_proof": wrong})).violation is not None

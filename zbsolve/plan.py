@@ -98,7 +98,10 @@ class ProvenLag(_FileModel):
 
 
 class ShavedTime(_FileModel):
-    """A step of a proof by trial: :class:`zbsolve.precedence.LeastTime`, within the bound as a cost."""
+    """A step of a proof by trial: :class:`zbsolve.precedence.LeastTime`.
+
+    It holds in all schedules that cost no more than the bound, as is shown with the steps before it.
+    """
 
     kind: Literal["F", "B", "W"]
     stage: Annotated[int, Field(ge=0)]

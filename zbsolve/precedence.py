@@ -53,7 +53,10 @@ class Lag(NamedTuple):
 
 
 class LeastTime(NamedTuple):
-    """``kind`` of ``stage`` for ``microbatch`` has at least ``value`` before its start; or after its end."""
+    """``kind`` of ``stage`` for ``microbatch`` has at least ``value`` before its start; or after its end.
+
+    Where the stage can fuse, B ends :func:`back` after its start, and W is the rest of ``min_backward``.
+    """
 
     kind: TaskKind
     stage: int

@@ -65,6 +65,8 @@ LEAST_GAIN = 0.01
 # How far between bound and cost the next cost to be tried lies, at first and at last; trials for each.
 FIRST_SHARE, LEAST_SHARE = 0.1, 0.03
 TRIALS = (200, 1_000, 5_000, 25_000)
+# What a pass or a trial takes by itself, in states gone through (measured): few states cost no less.
+OF_ITSELF = 500
 # Rounding of long sums of float64; a cost is refuted only with this to spare.
 SLACK = 1e-9
 
@@ -111,7 +113,8 @@ class Refutation:
     lags : tuple of Lag
         Proven of the instance; what is refuted rests on them.
     enough : callable
-        Asked before every pass over a device's states; when it says yes, what is under way gives up.
+        Asked before every trial and every pass over a device's states; when it says yes, what is under way
+        gives up.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class Refutation:
         self._devices = [DeviceStates(instance, d) for d in range(instance.num_devices)]
         self._device_of = np.array([stage.device for stage in instance.stages])
         self.shaved: list[LeastTime] = []
-        self.passes = 0  # over states, so far: what the time goes into
+        self.work = 0  # states gone through so far, with OF_ITSELF: what the time goes into
         self.device = 0  # that had no order left in the last cost refuted
         self._follow(self.heads, self.tails)
 
@@ -207,6 +210,7 @@ class Refutation:
         False when none is found; None when it gave up. For the cost that :meth:`refutes` did not refute last.
         """
         self._require_gone_through(cost)
+        self.work += OF_ITSELF
         kind, s, j, value, after = time
         # Less before its start: so much more after its end, and the other way round.
         length = float(self._lengths[KINDS.index(kind), s, j])
@@ -260,6 +264,7 @@ class Refutation:
             if self.enough():
                 return None
             most_passes -= 1
+            self.work += OF_ITSELF
             number = next(iter(waiting))
             del waiting[number]
             device = self._devices[number]
@@ -273,7 +278,7 @@ class Refutation:
                 continue
             ends_watched = self._observer in (number, len(self._devices))
             narrowed = device.narrow(*known, 0.0 if ends_watched else -math.inf, within)
-            self.passes += device.num_states
+            self.work += device.num_states
             if narrowed is None:
                 self.device = number
                 return True

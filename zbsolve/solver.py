@@ -502,6 +502,8 @@ def _refute(search: _Search) -> None:
     _limit_refutation(search, REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left))
     for bound in refuted_bounds(search.refutation, search.bound.value, search.cost):
         search.prove(bound)
+        if search.done:
+            return
 
 
 def _refute_by_trial(search: _Search) -> None:
@@ -512,16 +514,18 @@ def _refute_by_trial(search: _Search) -> None:
     _limit_refutation(search, TRIALS_SHARE * left)
     for bound in shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed):
         search.prove(bound)
+        if search.done:
+            return
 
 
 def _limit_refutation(search: _Search, seconds: float) -> None:
     """Let it work for so long from now, or for as many states in deterministic mode."""
     refutation, until = search.refutation, search.seconds + seconds
     assert refutation is not None
-    most_passes = refutation.passes + seconds * STATES_A_SECOND
+    most_work = refutation.work + seconds * STATES_A_SECOND
 
     def enough() -> bool:
-        return refutation.passes > most_passes if search.deterministic else search.seconds > until
+        return refutation.work > most_work if search.deterministic else search.seconds > until
 
     refutation.enough = enough
 

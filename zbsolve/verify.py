@@ -123,17 +123,22 @@ def _refute_again(plan: Plan, lags: tuple[Lag, ...]) -> tuple[Bound | None, bool
 
 
 def _replay(refutation: Refutation, steps: list[LeastTime], cost: float, least_move: float) -> bool | None:
-    """Whether the cost is refuted with every step shown anew; None when time is up."""
+    """Whether the cost is refuted, each step shown anew before it counts; None when time is up.
+
+    False as soon as a step is not shown. What was learnt until then is dropped.
+    """
     start = refutation.known()
     outcome = refutation.refutes(cost, least_move)
     for step in steps:
         if outcome is not False:
-            return outcome
+            break
         shown = refutation.shows(step, cost, least_move=least_move)
         if not shown:
-            refutation.restore(start)
-            return shown
+            outcome = shown
+            break
         outcome = refutation.take(step, cost, least_move)
+    if outcome is False:
+        refutation.restore(start)
     return outcome
 
 
