@@ -398,6 +398,17 @@ def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch
     assert reverify(false).violation is not None
 
 
+def test_refuting_ends_at_the_target_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving would go on: of the bounds that are within the target, the first is the last."""
+    instance = random_instance(25).with_changes(num_microbatches=5)
+    monkeypatch.setitem(solver.SOLVERS, "auto", (solver._refute,))
+    target = 0.98 * solve(instance, solver="heuristic").plan.gap
+    found = solve(instance, time_limit=20, gap=target)
+    assert found.history[-1].who == "device orders"
+    assert [line.gap <= target for line in found.history].count(True) == 1
+    assert found.plan.gap > 1.01 * solve(instance, time_limit=20).plan.gap
+
+
 def test_trials_prove_more_and_each_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks that start neither early nor late narrow a gap; the plan file names them, for anyone to show."""
     monkeypatch.setattr(refutation, "TRIALS", (200,))
