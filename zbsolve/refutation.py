@@ -52,6 +52,8 @@ DEVICE_ORDERS = "device orders"
 # device. A device with more than its own limit is left out: it refutes nothing.
 MOST_STATES = 10_000_000
 MOST_STATES_OF_ONE = 1_500_000
+# With more devices left out than this it is no use: the others are much like them.
+MOST_LEFT_OUT = 3
 # A head that moves less than this share of the cost is not followed up.
 LEAST_MOVE = 1e-5
 # Costs closer than this share are not told apart.
@@ -275,6 +277,8 @@ class Refutation:
             if device.within < within and not device.too_many:
                 device.enumerate(*known, within, self._most_states(), self.enough)
             if device.too_many:
+                if sum(each.too_many for each in self._devices) > MOST_LEFT_OUT:
+                    return None
                 continue
             ends_watched = self._observer in (number, len(self._devices))
             narrowed = device.narrow(*known, 0.0 if ends_watched else -math.inf, within)
