@@ -209,4 +209,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The monitor may be in a call to the store; ending the interpreter under it would abort the process.
+    os._exit(code)
