@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from zbsolve.compiled import compile_loop
 from zbsolve.instance import Instance
-from zbsolve.precedence import back, backward_adds, room
+from zbsolve.precedence import backward_adds, pass_lengths, room
 
 FloatArray = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ class DeviceStates:
             for kind, r in enumerate((forward, backward, weight)):
                 kinds[r], stages[r] = kind, s
             own = [forward, backward, weight]
-            self.lengths[own] = stage.t_f, back(stage), stage.min_backward - back(stage)
+            self.lengths[own] = pass_lengths(stage)
             self._holds[own] = stage.mem_b, pending - stage.mem_b, -pending
             self._adds[own] = (
                 stage.mem_b + stage.peak_f,
@@ -162,9 +162,8 @@ class DeviceStates:
         layers = [counts.astype(np.int32)]
         origins = [np.full((1, rows), -1, dtype=np.int32)]
         total, first = 1, 0
-        limit = np.where(self._leader < 0, m, 0)
         for _ in range(rows * m):
-            allowed = counts < np.where(self._leader < 0, limit, counts[:, self._leader])
+            allowed = counts < np.where(self._leader < 0, m, counts[:, self._leader])
             held = counts @ self._holds
             allowed &= held[:, None] + np.maximum(self._adds, self._holds) <= self._room
             state, row = np.nonzero(allowed)

@@ -23,7 +23,7 @@ from zbsolve.compiled import compile_loop
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_put_off
-from zbsolve.precedence import back, backward_adds, memory_waits, room
+from zbsolve.precedence import backward_adds, memory_waits, pass_lengths, room
 
 FloatArray = NDArray[np.float64]
 
@@ -239,9 +239,7 @@ class ForcedWork:
                     2 * chain - 1 - k,
                     2 * chain + k,
                 )
-                lengths[self._place[F, s]] = stage.t_f
-                lengths[self._place[B, s]] = back(stage)
-                lengths[self._place[W, s]] = stage.min_backward - back(stage)
+                lengths[[self._place[kind, s] for kind in (F, B, W)]] = pass_lengths(stage)
                 memory[:, k] = stage.mem_b, stage.mem_w
                 # Up to its first row a micro-batch of its own is not counted as held.
                 self._need[F, s] = stage.peak_f + (0.0 if mirrored else stage.mem_b)

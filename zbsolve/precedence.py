@@ -22,6 +22,11 @@ def back(stage: Stage) -> float:
     return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
 
 
+def pass_lengths(stage: Stage) -> tuple[float, float, float]:
+    """Least time of a stage's F, backward and W; where it can fuse, the W is the rest of its backward."""
+    return stage.t_f, back(stage), stage.min_backward - back(stage)
+
+
 def room(instance: Instance, device: int) -> float:
     """Memory of a device for activations, with the tolerance that the checker grants.
 

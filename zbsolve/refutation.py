@@ -42,7 +42,7 @@ from zbsolve.device_states import DeviceStates
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.plan import MOST_SHAVED, OPTIMAL_GAP
-from zbsolve.precedence import Lag, LeastTime, MemoryWait, back, memory_waits
+from zbsolve.precedence import Lag, LeastTime, MemoryWait, memory_waits, pass_lengths
 from zbsolve.windows import windows
 
 FloatArray = NDArray[np.float64]
@@ -167,10 +167,7 @@ class Refutation:
         if cost > self._known_for:
             raise ValueError(f"cost {cost:g} is above {self._known_for:g}, which was not refuted")
         heads, tails = self.heads.copy(), self.tails.copy()
-        refuted = self._contradict(heads, tails, cost, range(len(self._devices)), least_move)
-        if refuted is False:
-            self.heads, self.tails, self._known_for = heads, tails, cost
-        return refuted
+        return self._settle(heads, tails, cost, range(len(self._devices)), least_move)
 
     def shaves(self, cost: float, draw: np.random.Generator, most: int) -> bool | None:
         """The same by at most so many trials, for a cost that :meth:`refutes` did not refute.
@@ -227,6 +224,12 @@ class Refutation:
         heads, tails = self.heads.copy(), self.tails.copy()
         touched = self._raise(heads, tails, time, least_move * cost)
         self.shaved.append(time)
+        return self._settle(heads, tails, cost, touched, least_move)
+
+    def _settle(
+        self, heads: FloatArray, tails: FloatArray, cost: float, touched: Iterable[int], least_move: float
+    ) -> bool | None:
+        """Whether the cost is refuted; where it is not, what was raised is known from now on."""
         refuted = self._contradict(heads, tails, cost, touched, least_move)
         if refuted is False:
             self.heads, self.tails, self._known_for = heads, tails, cost
@@ -244,8 +247,7 @@ class Refutation:
         of = (KINDS.index(kind), s, j)
         which = tails if after else heads
         which[of] = max(which[of], value)
-        self._follow(heads, tails)
-        return self._moved(before, (heads, tails), least)
+        return self._follow_up(before, heads, tails, least)
 
     def _contradict(
         self,
@@ -289,16 +291,16 @@ class Refutation:
             heads[device.rows] = np.maximum(known[0], narrowed[0])
             tails[device.rows] = np.maximum(known[1], narrowed[1])
             before = heads.copy(), tails.copy()
-            self._follow(heads, tails)
-            for moved in self._moved(before, (heads, tails), least_move * cost):
+            for moved in self._follow_up(before, heads, tails, least_move * cost):
                 waiting.setdefault(moved)
         return False
 
-    def _moved(
-        self, before: tuple[FloatArray, FloatArray], now: tuple[FloatArray, FloatArray], least: float
+    def _follow_up(
+        self, before: tuple[FloatArray, FloatArray], heads: FloatArray, tails: FloatArray, least: float
     ) -> Iterable[int]:
-        """Devices with a head or tail that rose by more than ``least``."""
-        moved = (now[0] > before[0] + least) | (now[1] > before[1] + least)
+        """Follow the arcs; devices with a head or tail that is above ``before`` by more than ``least``."""
+        self._follow(heads, tails)
+        moved = (heads > before[0] + least) | (tails > before[1] + least)
         return dict.fromkeys(self._device_of[moved.any(axis=(0, 2))].tolist())
 
     def _slack(self, cost: float) -> float:
@@ -379,19 +381,13 @@ def shaved_bounds(refutation: Refutation, bound: float, cost: float, seed: int =
 
 def _lengths(instance: Instance) -> FloatArray:
     """Of every kind and stage, shape (3, S); as in :mod:`zbsolve.device_states`."""
-    return np.array(
-        [
-            [stage.t_f for stage in instance.stages],
-            [back(stage) for stage in instance.stages],
-            [stage.min_backward - back(stage) for stage in instance.stages],
-        ]
-    )
+    return np.array([pass_lengths(stage) for stage in instance.stages]).T
 
 
 def _arcs(instance: Instance, proven: tuple[Lag, ...]) -> tuple[NDArray[np.int64], FloatArray]:
     """Which task starts how long after which: dependencies, micro-batch order, memory waits, proven lags."""
     S, m = instance.num_stages, instance.num_microbatches
-    lengths = _lengths(instance).tolist()
+    least = _lengths(instance).tolist()
     waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
     for wait in memory_waits(instance):
         waits_of[wait.waiting].append(wait)
@@ -402,7 +398,7 @@ def _arcs(instance: Instance, proven: tuple[Lag, ...]) -> tuple[NDArray[np.int64
         before, q, i = first
         if i >= 0 and 0 <= q < S:
             arcs.append(((KINDS.index(before) * S + q) * m + i, (KINDS.index(kind) * S + s) * m + j))
-            lags.append(lengths[KINDS.index(before)][q] + hop)
+            lags.append(least[KINDS.index(before)][q] + hop)
 
     for j in range(m):
         for s in range(S):

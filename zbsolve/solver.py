@@ -169,6 +169,13 @@ class _Search:
             if self.schedule is not None:
                 self.report(bound.method)
 
+    def prove_until_done(self, bounds: Iterator[Bound]) -> None:
+        """Keep ever higher bounds until the target gap is reached: what comes after is not computed."""
+        for bound in bounds:
+            self.prove(bound)
+            if self.done:
+                return
+
     def report(self, who: str) -> None:
         line = Progress(self.seconds, self.cost, self.bound.value, who)
         self.history.append(line)
@@ -500,10 +507,7 @@ def _refute(search: _Search) -> None:
         return
     search.refutation = Refutation(search.instance, search.objective, lags=search.lags)
     _limit_refutation(search, REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left))
-    for bound in refuted_bounds(search.refutation, search.bound.value, search.cost):
-        search.prove(bound)
-        if search.done:
-            return
+    search.prove_until_done(refuted_bounds(search.refutation, search.bound.value, search.cost))
 
 
 def _refute_by_trial(search: _Search) -> None:
@@ -512,10 +516,8 @@ def _refute_by_trial(search: _Search) -> None:
         return
     left = search.time_limit if search.deterministic else _annealing_ends(search) - search.seconds
     _limit_refutation(search, TRIALS_SHARE * left)
-    for bound in shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed):
-        search.prove(bound)
-        if search.done:
-            return
+    bounds = shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed)
+    search.prove_until_done(bounds)
 
 
 def _limit_refutation(search: _Search, seconds: float) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from zbsolve.errors import InputError
 from zbsolve.runtime.adapters import causal_lm, sequential
 from zbsolve.runtime.api import RunOptions, run_plan
+from zbsolve.runtime.models import PipelineModel
 
 pytest.importorskip("transformers")
 
@@ -24,6 +25,13 @@ def built(kind: str) -> Any:
     return cases.gpt2_of_transformers(kind == "tied gpt2")
 
 
+def through(pipeline: PipelineModel, value: Any) -> Any:
+    """What all layers, one after the other, make of an input."""
+    for layer in pipeline.layers:
+        value = layer(value)
+    return value
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "tied gpt2"])
 def test_layers_are_the_model(kind: str) -> None:
     """Called one after the other, the layers give the model's own logits and loss."""
@@ -31,9 +39,7 @@ def test_layers_are_the_model(kind: str) -> None:
     ids = torch.randint(0, 40, (3, 8), generator=torch.Generator().manual_seed(1))
     pipeline = causal_lm(model, lambda step: ids)
     assert len(pipeline.layers) == 4  # embedding, two blocks, head
-    value: Any = ids
-    for layer in pipeline.layers:
-        value = layer(value)
+    value = through(pipeline, ids)
     whole = model(input_ids=ids, labels=ids)
     torch.testing.assert_close(value, whole.logits)
     torch.testing.assert_close(pipeline.loss(value, ids), whole.loss)
@@ -94,10 +100,7 @@ def test_padding_is_masked_as_by_the_model(kind: str) -> None:
     assert [part.weight for part in cut] == pytest.approx([19 / 27, 8 / 27])
     total = torch.zeros(())
     for part in cut:
-        value: Any = part.inputs
-        for layer in pipeline.layers:
-            value = layer(value)
-        total = total + part.weight * pipeline.loss(value, part.targets)
+        total = total + part.weight * pipeline.loss(through(pipeline, part.inputs), part.targets)
     total.backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
