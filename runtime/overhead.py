@@ -116,7 +116,7 @@ def measure_overhead(num_microbatches: int = 64, repeats: int = 30) -> list[Over
             baseline = BASELINES[name]
             instance, schedule = baseline.schedule(equal_stages(RANKS, num_microbatches))
             csv = Path(folder) / f"{name}.csv"
-            csv.write_text(export_torch_csv(instance, schedule.orders), encoding="utf-8")
+            csv.write_text(export_torch_csv(instance, schedule).text, encoding="utf-8")
             program = lower(instance, schedule)[RANK]
             actions = sum(action.is_compute for action in program.actions)
             for layers, build in LAYERS.items():

@@ -511,6 +511,20 @@ def test_export_then_import_is_the_same_plan(instance: Path, plan: Path, tmp_pat
     assert invoke("check", tmp_path / "q.json").exit_code == 0
 
 
+def test_a_lowered_export_comes_back_and_counts_what_it_leaves_out(
+    instance: Path, plan: Path, tmp_path: Path
+) -> None:
+    """4 micro-batches over one boundary are 4 of each message; stderr says so, and which torch reads the file."""
+    out = tmp_path / "x.csv"
+    result = invoke("export", plan, "--format", "torch-csv-comms", "-o", out)
+    assert 'torch 2.10 and later read it with _load_csv(file, format="compute_comms")' in one_line(result)
+    result = invoke("import", out, "--instance", instance, "-o", tmp_path / "q.json")
+    assert result.exit_code == 0, result.output
+    left = "x.csv: left out: 4 SEND_F, 4 RECV_B, 2 REDUCE_GRAD, 4 RECV_F, 4 SEND_B\n"
+    assert one_line(result).endswith(left)
+    assert load_plan(tmp_path / "q.json").schedule() == load_plan(plan).schedule()
+
+
 def test_import_errors_have_their_exit_codes(instance: Path, tmp_path: Path) -> None:
     """A bad cell is exit 2; orders that deadlock or overrun the cap are exit 1."""
     csv = tmp_path / "x.csv"

@@ -13,7 +13,6 @@ from zbsolve.plan import check_plan, peaks_of
 from zbsolve.report.timeline import drawn
 from zbsolve.schedule import check
 from zbsolve.solver import certify
-from zbsolve.torch_csv import export_torch_csv
 
 
 def overlapping(p: int, m: int, placement: str, t_fb: float = 3.0) -> Instance:
@@ -126,15 +125,3 @@ def test_pairs_are_drawn_side_by_side() -> None:
     assert times[backward].end - times[backward].start == 2
     for program in shown.devices:
         assert all(a.end <= b.start for a, b in pairwise(program))
-
-
-def test_torch_csv_refuses_what_it_cannot_say() -> None:
-    """Two replicas, and recomputation, are refused by name; pairs are written one after the other."""
-    instance, schedule = BASELINES["dualpipe"].schedule(overlapping(4, 8, "linear"))
-    with pytest.raises(InputError, match="several replicas"):
-        export_torch_csv(instance, schedule.orders)
-    timed_on, schedule = BASELINES["gpipe-r"].schedule(equal_stages(2, 2))
-    with pytest.raises(InputError, match="recomputation"):
-        export_torch_csv(timed_on, schedule.orders)
-    folded, schedule = BASELINES["dualpipe-v"].schedule(overlapping(2, 4, "v"))
-    assert export_torch_csv(folded, schedule.orders).startswith("0F0,0F1,0F2,3F0,3I0,3W0,3F1,0F3,3B1,")

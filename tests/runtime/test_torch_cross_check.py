@@ -16,15 +16,21 @@ from zbsolve.formulas import Sizes, instance_for
 from zbsolve.runtime.api import RunOptions, run_plan
 from zbsolve.runtime.gradients import reference_gradients, weight_orders
 from zbsolve.solver import certify
-from zbsolve.torch_csv import export_torch_csv
+from zbsolve.torch_csv import Grammar, export_torch_csv
 
 
-@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
-def test_torch_runs_the_exported_schedule(name: str, tmp_path: Path) -> None:
-    """A linear and a V schedule of p = 2, m = 4: torch's gradients are the reference's, and so are ours."""
+@pytest.mark.parametrize(
+    ("name", "grammar"),
+    [("zb-h1", "compute_only"), ("zb-v", "compute_comms"), ("dualpipe-v", "compute_comms")],
+)
+def test_torch_runs_the_exported_schedule(name: str, grammar: Grammar, tmp_path: Path) -> None:
+    """Linear, V and paired schedules of p = 2, m = 4: torch's gradients are the reference's, and ours are.
+
+    Lowered files run with our messages, in our order.
+    """
     instance, schedule = BASELINES[name].schedule(instance_for(name, Sizes(2, 4)))
     plan = certify(instance, schedule, "makespan", name)
-    (tmp_path / "plan.csv").write_text(export_torch_csv(instance, schedule.orders))
+    (tmp_path / "plan.csv").write_text(export_torch_csv(instance, schedule, grammar=grammar).text)
     layout = ";".join(",".join(map(str, instance.stages_on(d))) for d in range(2))
     environment = {
         **os.environ,
@@ -33,7 +39,7 @@ def test_torch_runs_the_exported_schedule(name: str, tmp_path: Path) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
     }
     script = Path(__file__).parent / "torch_ranks.py"
-    command = [sys.executable, str(script), str(tmp_path / "plan.csv"), layout, "4", str(tmp_path)]
+    command = [sys.executable, str(script), str(tmp_path / "plan.csv"), grammar, layout, "4", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,6 @@
 """Ranks of torch's own pipelining runtime, for the cross-check: run as a script, not collected as a test.
 
-    python torch_ranks.py SCHEDULE.csv STAGES_OF_RANKS MICROBATCHES OUT
+    python torch_ranks.py SCHEDULE.csv GRAMMAR STAGES_OF_RANKS MICROBATCHES OUT
 
 One process loads torch and forks a rank for each entry of STAGES_OF_RANKS (``0,3;1,2``). Each writes the
 gradients of its stages to OUT/<stage>.pt.
@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-def run_rank(rank: int, csv: str, held: list[list[int]], count: int, out: Path) -> None:
+def run_rank(rank: int, csv: str, grammar: str, held: list[list[int]], count: int, out: Path) -> None:
     """One rank: its stages, torch's runtime on the CSV, one step, gradients to files."""
     import runtime_cases as cases
 
@@ -48,7 +48,7 @@ def run_rank(rank: int, csv: str, held: list[list[int]], count: int, out: Path) 
         for s in held[rank]
     ]
     schedule = _PipelineScheduleRuntime(stages, count, loss_fn=model.loss)  # type: ignore[no-untyped-call]
-    schedule._load_csv(csv, format="compute_only")
+    schedule._load_csv(csv, format=grammar)
     arguments = (x,) if 0 in held[rank] else ()
     schedule.step(*arguments, target=y if total - 1 in held[rank] else None)
     for stage in stages:
@@ -58,7 +58,7 @@ def run_rank(rank: int, csv: str, held: list[list[int]], count: int, out: Path) 
     dist.destroy_process_group()
 
 
-def main(csv: str, layout: str, count: str, folder: str) -> int:
+def main(csv: str, grammar: str, layout: str, count: str, folder: str) -> int:
     """Fork the ranks and wait for them."""
     held = [[int(s) for s in part.split(",")] for part in layout.split(";")]
     children = []
@@ -67,7 +67,7 @@ def main(csv: str, layout: str, count: str, folder: str) -> int:
         if pid == 0:
             code = 1
             try:
-                run_rank(rank, csv, held, int(count), Path(folder))
+                run_rank(rank, csv, grammar, held, int(count), Path(folder))
                 code = 0
             finally:
                 sys.stderr.flush()

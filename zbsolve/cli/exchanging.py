@@ -36,11 +36,16 @@ def export_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="x.csv", help="Write here, not to stdout.")
     ] = None,
+    without_pairs: Annotated[
+        bool,
+        typer.Option("--without-pairs", help="F&B pairs one half after the other, for torch before 2.9."),
+    ] = False,
 ) -> None:
     """Write a plan's orders for another stack.
 
-    torch-csv is what torch 2.6 and later load as "compute_only". There, stage 0 has no split backward unless
-    the model brings its own: its I does nothing and its W runs the whole backward.
+    torch-csv is what torch loads as "compute_only", torch-csv-comms what it loads as "compute_comms": with
+    the plan's own order of messages. There, stage 0 has no split backward unless the model brings its own:
+    its I does nothing and its W runs the whole backward.
     """
     from zbsolve.files import write_text_atomically
     from zbsolve.torch_csv import export_torch_csv
@@ -48,17 +53,24 @@ def export_command(
     check_writable(output)
     loaded = load_valid_plan(plan)
     logger.debug("format %s", format_.value)
-    text = export_torch_csv(loaded.instance, loaded.schedule().orders)
+    exported = export_torch_csv(
+        loaded.instance,
+        loaded.schedule(),
+        grammar="compute_comms" if format_ is ExportFormat.torch_csv_comms else "compute_only",
+        with_pairs=not without_pairs,
+    )
     if output is None:
-        typer.echo(text, nl=False)
+        typer.echo(exported.text, nl=False)
     else:
-        write_text_atomically(output, text)
+        write_text_atomically(output, exported.text)
         typer.echo(f"wrote {output}")
+    for note in exported.notes:
+        typer.echo(f"zbsolve: {note}", err=True)
 
 
 @command("import")
 def import_command(
-    file: Annotated[str, typer.Argument(metavar="x.csv", help="torch compute-only schedule CSV.")],
+    file: Annotated[str, typer.Argument(metavar="x.csv", help="torch schedule CSV, lowered or not.")],
     instance: Annotated[
         str, typer.Option("--instance", "-i", metavar="I.json", help="Instance that it is for.")
     ],
@@ -67,7 +79,10 @@ def import_command(
     output: PlanOutput = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make another stack's schedule a plan: checked and timed."""
+    """Make another stack's schedule a plan: checked and timed.
+
+    What a plan has no place for (messages, once checked, and sharding) is left out and counted.
+    """
     from zbsolve.instance import read_text
     from zbsolve.simulator import simulate_for
     from zbsolve.solver import certify
@@ -75,9 +90,11 @@ def import_command(
 
     check_writable(output)
     problem = load_instance(instance, memory_cap)
-    orders = import_torch_csv(read_text(file, "a CSV"), problem, file)
+    imported = import_torch_csv(read_text(file, "a CSV"), problem, file)
+    for note in imported.notes:
+        typer.echo(f"zbsolve: {file}: {note}", err=True)
     try:
-        schedule = simulate_for(problem, orders, objective.value)
+        schedule = simulate_for(problem, imported.orders, objective.value, imported.pairs)
         plan = certify(problem, schedule, objective.value, f"imported from {Path(file).name}")
     except InfeasibleError as error:
         raise InfeasibleError(f"{file}: {error}") from None

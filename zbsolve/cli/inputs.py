@@ -57,6 +57,7 @@ class ExportFormat(StrEnum):
     """Formats of other stacks."""
 
     torch_csv = "torch-csv"
+    torch_csv_comms = "torch-csv-comms"
 
 
 def shipped_files(kind: str = "instance") -> dict[str, Any]:

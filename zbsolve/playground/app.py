@@ -276,7 +276,7 @@ async def _download(request: Request) -> Response:
 def _csv(plan: Plan) -> str:
     from zbsolve.torch_csv import export_torch_csv
 
-    return export_torch_csv(plan.instance, plan.schedule().orders)
+    return export_torch_csv(plan.instance, plan.schedule()).text
 
 
 def _chrome_trace(plan: Plan) -> str:
