@@ -25,9 +25,8 @@ from PIL import Image
 from zbsolve.baselines import BASELINES
 from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.plan import Plan
-from zbsolve.report.curves import stepped_memory
 from zbsolve.report.html import save_plan_page
-from zbsolve.report.timeline import COLOURS, label
+from zbsolve.report.timeline import COLOURS, label, memory_corners
 from zbsolve.schedule import Schedule
 from zbsolve.solver import certify, solve
 
@@ -92,7 +91,7 @@ def concept_memory() -> Figure:
     rows = figure.subplots(3, 1, sharex=True, sharey=True)
     for axes, cap in zip(rows, ("0.5p", "1p", "2p"), strict=True):
         plan = solve(equal_stages(4, 8).with_memory_cap(cap), time_limit=10).plan
-        times, levels = stepped_memory(plan, plan.schedule(), 0)
+        times, levels = memory_corners(plan.instance, plan.schedule(), 0)
         axes.fill_between(times, levels, color="#7A8BA6", linewidth=0)
         axes.axhline(plan.instance.cap(0), color="#B22222", linestyle="--")
         words = f"--memory-cap {cap}: makespan {plan.makespan:g}, span {plan.span:g} ({plan.status})"

@@ -514,7 +514,7 @@ def test_export_then_import_is_the_same_plan(instance: Path, plan: Path, tmp_pat
 def test_a_lowered_export_comes_back_and_counts_what_it_leaves_out(
     instance: Path, plan: Path, tmp_path: Path
 ) -> None:
-    """4 micro-batches over one boundary are 4 of each message; stderr says so, and which torch reads the file."""
+    """4 micro-batches over one boundary are 4 of each message; stderr says so, and which torch reads it."""
     out = tmp_path / "x.csv"
     result = invoke("export", plan, "--format", "torch-csv-comms", "-o", out)
     assert 'torch 2.10 and later read it with _load_csv(file, format="compute_comms")' in one_line(result)

@@ -11,7 +11,8 @@ from zbsolve import cli
 from zbsolve.baselines import BASELINES
 from zbsolve.instance import equal_stages
 from zbsolve.plan import Plan
-from zbsolve.report.curves import save_memory_figure, save_search_figure, stepped_memory
+from zbsolve.report.curves import save_memory_figure, save_search_figure
+from zbsolve.report.timeline import memory_corners
 from zbsolve.solver import certify, solve
 
 
@@ -23,7 +24,7 @@ def baseline(p: int, m: int, name: str = "zb-h1", cap: float | None = None) -> P
 def test_memory_corners() -> None:
     """p = 2, m = 1, ones: device 1 holds 1 from its F at 1 until its W ends at 4; the step is 5 long."""
     plan = baseline(2, 1)
-    times, levels = stepped_memory(plan, plan.schedule(), 1)
+    times, levels = memory_corners(plan.instance, plan.schedule(), 1)
     assert (times[0], times[-1]) == (0, 5)
     inside = [level for time, level in zip(times, levels, strict=True) if 1 < time < 4]
     assert inside

@@ -193,7 +193,9 @@ def delayed_makespan(instance: Instance, schedule: Schedule, late: Task, by: flo
     links = Links(instance)
     for _, task in topological_order(instance, schedule.orders):
         limits = [
-            sent[edge.before] + edge.lag for edge in predecessors(instance, task) if edge.before in sent
+            (ends if edge.before.stage == task.stage else sent)[edge.before] + edge.lag
+            for edge in predecessors(instance, task)
+            if edge.before in sent
         ]
         if task in previous:
             limits.append(ends[previous[task]])

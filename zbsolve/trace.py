@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zbsolve.errors import InputError
 from zbsolve.files import write_text_atomically
-from zbsolve.instance import Instance, raise_first, read_document
+from zbsolve.graph import BW, B, F, Task, TaskKind
+from zbsolve.instance import Instance, Stage, raise_first, read_document
+from zbsolve.memory import Pairs
 from zbsolve.plan import Plan
+from zbsolve.schedule import TimedTask
+from zbsolve.simulator import Links
 
 SCHEMA = "zbsolve.trace/1"
 
@@ -61,6 +65,11 @@ class Event(_FileModel):
     def duration(self) -> float:
         """Length of the op without its wait."""
         return self.end - self.start
+
+    @property
+    def task(self) -> Task:
+        """The op as a task of the plan."""
+        return Task(TaskKind(self.op), self.stage, self.microbatch)
 
     def __str__(self) -> str:
         return f"{self.op}{self.stage}.{self.microbatch}"
@@ -178,9 +187,24 @@ def parse_trace(data: Any, where: str) -> Trace:
 # --- predicted against measured ------------------------------------------------------------------
 
 
+# What the two halves of a pair are called as one op.
+PAIR = "F&B"
+
+
+class OpKey(NamedTuple):
+    """An op kind of a stage; of an F&B pair, the stage of its F and that of its BW (``partner``)."""
+
+    op: str
+    stage: int
+    partner: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """Durations of one op kind on one stage: planned, and the median and extremes measured."""
+    """Durations of one op kind on one stage: planned, and the median and extremes measured.
+
+    F&B pairs have rows of their own (op "F&B"): the F of ``stage`` with the BW of ``partner``, as one op.
+    """
 
     op: str
     stage: int
@@ -190,6 +214,12 @@ class OpRow:
     fastest: float
     slowest: float
     count: int
+    partner: int | None = None
+
+    @property
+    def stages(self) -> str:
+        """The stage, or both stages of a pair."""
+        return str(self.stage) if self.partner is None else f"{self.stage}+{self.partner}"
 
     @property
     def ratio(self) -> float:
@@ -201,7 +231,7 @@ class OpRow:
     @property
     def where(self) -> str:
         """The op's place in words."""
-        return f"{self.op} of stage {self.stage} on device {self.device}"
+        return f"{self.op} of stage {self.stages} on device {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,28 +305,29 @@ def compare_times(plan: Plan, trace: Trace) -> Comparison:
     InputError
         When the trace lacks an op of the plan or has one that the plan lacks.
     """
-    planned = {(t.task.kind.value, t.task.stage, t.task.microbatch): t for t in plan.schedule()}
+    schedule = plan.schedule()
+    planned = {(t.task.kind.value, t.task.stage, t.task.microbatch): t for t in schedule}
     for number, step in enumerate(trace.steps):
         ran = {(e.op, e.stage, e.microbatch) for e in step.events}
         if ran != planned.keys() or len(step.events) != len(planned):
             odd = sorted(ran ^ planned.keys())
             name = "{}{}.{}".format(*odd[0]) if odd else "an op twice"
             raise InputError(f"trace step {number} and plan differ in {name}: give the plan that was run")
-    durations = _durations(trace)
+    durations = _durations(trace, lambda step: schedule.pairs)
+    lengths = {key: timed.end - timed.start for timed, key in _keys(schedule, schedule.pairs)}
     rows = []
-    for (op, stage), measured in sorted(durations.items(), key=lambda item: (item[0][1], item[0][0])):
-        timed = next(t for (o, s, _), t in planned.items() if (o, s) == (op, stage))
-        device = plan.instance.stages[stage].device
+    for key, measured in sorted(durations.items(), key=lambda item: (item[0].stage, item[0].op, item[0])):
         rows.append(
             OpRow(
-                op,
-                stage,
-                device,
-                timed.end - timed.start,
+                key.op,
+                key.stage,
+                plan.instance.stages[key.stage].device,
+                lengths[key],
                 median(measured),
                 min(measured),
                 max(measured),
                 len(measured),
+                key.partner,
             )
         )
     # A ratio off 1 in either direction is a wrong prediction; planned zeros have no ratio to speak of.
@@ -313,12 +344,36 @@ def compare_times(plan: Plan, trace: Trace) -> Comparison:
     )
 
 
-def _durations(trace: Trace) -> dict[tuple[str, int], list[float]]:
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
+Ran = TypeVar("Ran", Event, TimedTask)
+
+
+def _keys(ran: Iterable[Ran], pairs: Pairs) -> Iterator[tuple[Ran, OpKey]]:
+    """Each op with what it counts as; a pair once, by its F."""
+    second_of = dict(pairs)
+    seconds = set(second_of.values())
+    for each in ran:
+        if each.task in second_of:
+            yield each, OpKey(PAIR, each.task.stage, second_of[each.task].stage)
+        elif each.task not in seconds:
+            yield each, OpKey(each.task.kind.value, each.task.stage)
+
+
+def _durations(trace: Trace, pairs_of: Callable[[Step], Pairs]) -> dict[OpKey, list[float]]:
+    found: dict[OpKey, list[float]] = defaultdict(list)
     for step in trace.steps:
-        for event in step.events:
-            found[event.op, event.stage].append(event.duration)
+        for event, key in _keys(step.events, pairs_of(step)):
+            found[key].append(event.duration)
     return dict(found)
+
+
+def measured_pairs(step: Step) -> Pairs:
+    """The F&B pairs of a measured step: an F and a BW of one device recorded as one interval."""
+    together: dict[tuple[int, float, float], list[Task]] = defaultdict(list)
+    for event in step.events:
+        if event.end > event.start:
+            together[event.device, event.start, event.end].append(event.task)
+    ordered = (sorted(tasks, key=lambda task: task.kind is not F) for tasks in together.values())
+    return frozenset((tasks[0], tasks[1]) for tasks in ordered if [task.kind for task in tasks] == [F, BW])
 
 
 def _device_row(plan: Plan, trace: Trace, device: int) -> DeviceRow:
@@ -364,51 +419,96 @@ def _covered(intervals: Iterable[tuple[float, float]]) -> float:
 def measured_hops(instance: Instance, trace: Trace) -> tuple[float | None, ...]:
     """Median latency per boundary, from the ops that were already waiting when their input was sent.
 
-    An op that found its input there says nothing about the hop. None where no op waited, 0 where one
-    device holds both stages.
+    An op that found its input there says nothing about the hop; neither does a pair that waited for two
+    inputs, nor an input that, by the instance's ``t_transfer``, had to wait for its link. None where no op
+    waited, 0 where one device holds both stages, and between two replicas.
     """
     samples: dict[int, list[float]] = defaultdict(list)
     for step in trace.steps:
-        ends = {
-            ("F" if e.op == "F" else "B", e.stage, e.microbatch): e.end for e in step.events if e.op != "W"
-        }
+        sent = _sent_at_once(instance, step)
+        inputs = {event.task: _remote_inputs(instance, event.task) for event in step.events}
+        halves = {task: other for pair in measured_pairs(step) for task, other in (pair, pair[::-1])}
         for event in step.events:
-            if event.op == "W":
+            if event.task in halves and inputs[halves[event.task]]:
                 continue
-            forward = event.op == "F"
-            source = event.stage - 1 if forward else event.stage + 1
-            sent = ends.get(("F" if forward else "B", source, event.microbatch))
-            if sent is not None and event.start - event.wait < sent:
-                samples[min(source, event.stage)].append(max(0.0, event.start - sent))
+            for source in inputs[event.task]:
+                end = sent.get(source)
+                if end is not None and event.start - event.wait < end:
+                    samples[min(source.stage, event.stage)].append(max(0.0, event.start - end))
     hops: list[float | None] = []
     for boundary in range(instance.num_stages - 1):
-        if instance.stages[boundary].device == instance.stages[boundary + 1].device:
+        if not instance.crosses(boundary):
             hops.append(0.0)
         else:
             hops.append(median(samples[boundary]) if samples[boundary] else None)
     return tuple(hops)
 
 
+def _remote_inputs(instance: Instance, task: Task) -> tuple[Task, ...]:
+    """The tasks on other devices that a task may wait for (a backward for B or BW, whichever ran)."""
+    kinds, source = {F: ((F,), -1), B: ((B, BW), 1), BW: ((B, BW), 1)}.get(task.kind, ((), 0))
+    stage = task.stage + source
+    if not (kinds and 0 <= stage < instance.num_stages and instance.crosses(min(stage, task.stage))):
+        return ()
+    return tuple(Task(kind, stage, task.microbatch) for kind in kinds)
+
+
+def _sent_at_once(instance: Instance, step: Step) -> dict[Task, float]:
+    """End of every op whose result, as far as the instance's links go, left its device at that end."""
+    if instance.t_transfer is None:
+        return {event.task: event.end for event in step.events}
+    links = Links(instance)
+    sent = {}
+    for event in sorted(step.events, key=lambda event: (event.start, event.end)):
+        if links.leaves(event.task, event.end) <= event.end:
+            sent[event.task] = event.end
+    return sent
+
+
 def recalibrate(instance: Instance, trace: Trace) -> Instance:
     """The instance with times replaced by the medians measured in a trace, to re-time the same orders.
 
     An op's measured length includes the call that sends its result. What the trace does not show (an op
-    kind that never ran, a hop that nobody waited for) keeps the instance's value.
+    kind that never ran by itself, a hop that nobody waited for, how long a transfer occupies its link) keeps
+    the instance's value. ``t_fb`` is such that the measured pairs take their time, as far as its rules allow:
+    a pair slower than both its halves by themselves counts as saving nothing.
     """
-    durations = {key: median(values) for key, values in _durations(trace).items()}
-    stages = []
-    for index, stage in enumerate(instance.stages):
-        changes = {
-            field: durations[op, index]
-            for op, field in (("F", "t_f"), ("B", "t_b"), ("W", "t_w"), ("BW", "t_bw"))
-            if (op, index) in durations
-        }
-        stages.append(stage.model_copy(update=changes))
-    hops = [
-        hop if hop is not None else instance.hop(boundary)
-        for boundary, hop in enumerate(measured_hops(instance, trace))
+    durations = {key: median(values) for key, values in _durations(trace, measured_pairs).items()}
+    fields = (("F", "t_f"), ("R", "t_r"), ("B", "t_b"), ("W", "t_w"), ("BW", "t_bw"))
+    alone = [
+        stage.model_copy(
+            update={field: durations[OpKey(op, s)] for op, field in fields if OpKey(op, s) in durations}
+        )
+        for s, stage in enumerate(instance.stages)
     ]
-    return instance.with_changes(stages=stages, t_comm=hops, t_transfer=None)
+    # A pair of unlike stages saves what the lesser saves with itself: the most that a stage saved is its own.
+    saved: dict[int, float] = {}
+    for (op, forward, backward), length in durations.items():
+        if op == PAIR and backward is not None:
+            saving = alone[forward].t_f + (alone[backward].t_bw or 0.0) - length
+            for s in (forward, backward):
+                saved[s] = max(saved.get(s, 0.0), saving)
+    stages = [
+        _with_saving(stage, saved[s] if s in saved else instance.stages[s].pair_saving)
+        if s in saved or stage.t_fb is not None
+        else stage
+        for s, stage in enumerate(alone)
+    ]
+    hops, transfers = [], []
+    for boundary, hop in enumerate(measured_hops(instance, trace)):
+        whole = instance.hop(boundary) if hop is None else hop
+        transfers.append(min(instance.transfer(boundary), whole))
+        hops.append(whole - transfers[-1])
+    return instance.with_changes(
+        stages=stages, t_comm=hops, t_transfer=None if instance.t_transfer is None else transfers
+    )
+
+
+def _with_saving(stage: Stage, saving: float) -> Stage:
+    """The stage with the ``t_fb`` that saves so much, within what ``t_f`` and ``t_bw`` allow."""
+    fused = stage.t_bw or 0.0
+    least, most = max(stage.t_f, fused), stage.t_f + fused
+    return stage.model_copy(update={"t_fb": min(max(most - saving, least), most), "t_bw": fused})
 
 
 def step_makespan(events: Iterable[Event]) -> float:

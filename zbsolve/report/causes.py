@@ -89,7 +89,8 @@ def _limits(
     for edge in predecessors(instance, task):
         needed = times.get(edge.before)
         if needed is not None:
-            leaves = sent[needed.task]
+            # What stays on its stage never waits for a link.
+            leaves = needed.end if needed.task.stage == task.stage else sent[needed.task]
             yield leaves + edge.lag, Cause(needed.task, edge.lag, leaves - needed.end)
 
 
@@ -145,6 +146,9 @@ def slack_of(
             for edge in predecessors(instance, task):
                 if edge.before in times:
                     bound = latest_start - edge.lag
+                    if edge.before.stage == task.stage:
+                        latest[edge.before] = min(latest[edge.before], bound)
+                        continue
                     leave_by[edge.before] = min(leave_by.get(edge.before, math.inf), bound)
         settled = True
         for group in together:

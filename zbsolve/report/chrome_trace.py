@@ -13,9 +13,8 @@ from typing import Any
 
 from zbsolve.files import write_text_atomically
 from zbsolve.instance import Instance
-from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan, order_messages
-from zbsolve.report.timeline import Wait, drawn, measured_schedule, measured_waits
+from zbsolve.report.timeline import Wait, drawn, measured_schedule, measured_waits, memory_boxes
 from zbsolve.schedule import Schedule
 from zbsolve.trace import Trace
 
@@ -115,7 +114,7 @@ def _lane_events(
 
 def _flow_events(instance: Instance, schedule: Schedule, scale: float) -> list[dict[str, Any]]:
     """An arrow a message, from the middle of one box to that of another: the viewers bind arrows by time."""
-    times = {timed.task: timed for timed in schedule}
+    times = {timed.task: timed for timed in drawn(instance, schedule)}
     events: list[dict[str, Any]] = []
     for number, message in enumerate(order_messages(instance, schedule)):
         common = {"name": "message", "cat": "message", "pid": PREDICTED, "id": number}
@@ -129,10 +128,9 @@ def _flow_events(instance: Instance, schedule: Schedule, scale: float) -> list[d
 
 def _memory_events(instance: Instance, schedule: Schedule, scale: float) -> list[dict[str, Any]]:
     events = []
-    for device, program in enumerate(schedule.devices):
-        curve = memory_curve(instance, device, schedule.orders[device])
-        for (_, start, end), point in zip(program, curve, strict=True):
-            for time, level in ((start, point.during), (end, point.after)):
+    for device in range(instance.num_devices):
+        for box in memory_boxes(instance, schedule, device):
+            for time, level in ((box.start, box.during), (box.end, box.after)):
                 events.append(
                     {
                         "ph": "C",

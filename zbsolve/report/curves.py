@@ -13,10 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan
 from zbsolve.report.figures import CAP_COLOUR, MEMORY_COLOUR, save_figure
-from zbsolve.report.timeline import time_range
+from zbsolve.report.timeline import memory_corners, time_range
 from zbsolve.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def _memory_curves(plan: Plan, schedule: Schedule) -> Figure:
     rows: list[Axes] = list(figure.subplots(p, 1, sharex=True, sharey=True, squeeze=False)[:, 0])
     first, last = time_range(schedule)
     for device, axes in enumerate(rows):
-        times, levels = stepped_memory(plan, schedule, device)
+        times, levels = memory_corners(instance, schedule, device)
         axes.fill_between(times, levels, color=MEMORY_COLOUR, linewidth=0)
         if math.isfinite(cap := instance.cap(device)):
             axes.axhline(cap, color=CAP_COLOUR, linestyle="--", linewidth=1)
@@ -67,7 +66,7 @@ def _memory_map(plan: Plan, schedule: Schedule) -> Figure:
     shares = all(math.isfinite(cap) and cap > 0 for cap in caps)
     cells = np.empty((p, MAP_COLUMNS))
     for device in range(p):
-        times, levels = stepped_memory(plan, schedule, device)
+        times, levels = memory_corners(instance, schedule, device)
         cells[device] = np.asarray(levels)[np.searchsorted(times, moments, side="right") - 1]
         if shares:
             cells[device] *= 100 / caps[device]
@@ -88,18 +87,6 @@ def _memory_map(plan: Plan, schedule: Schedule) -> Figure:
     axes.set_ylabel("device")
     axes.set_xlabel(f"time ({instance.time_unit})")
     return figure
-
-
-def stepped_memory(plan: Plan, schedule: Schedule, device: int) -> tuple[list[float], list[float]]:
-    """Corners of a device's memory curve from the step's first start to its last end."""
-    first, last = time_range(schedule)
-    times, levels = [first], [plan.instance.static(device)]
-    program = schedule.devices[device]
-    curve = memory_curve(plan.instance, device, schedule.orders[device], schedule.pairs)
-    for (_, start, end), point in zip(program, curve, strict=True):
-        times += [start, start, end, end]
-        levels += [point.before, point.during, point.during, point.after]
-    return [*times, last], [*levels, levels[-1]]
 
 
 def save_search_figure(path: str | Path, result: SolveResult) -> None:

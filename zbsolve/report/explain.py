@@ -244,7 +244,8 @@ class _Bubbles:
         for edge in predecessors(self.instance, task):
             needed = self.times.get(edge.before)
             if needed is not None:
-                yield self.sent[needed.task] + edge.lag
+                stays = needed.task.stage == task.stage
+                yield (needed.end if stays else self.sent[needed.task]) + edge.lag
 
     def _peak_if_moved(
         self,

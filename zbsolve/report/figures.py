@@ -26,7 +26,6 @@ from zbsolve.errors import InputError
 from zbsolve.files import write_atomically
 from zbsolve.graph import TaskKind
 from zbsolve.instance import Instance
-from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan
 from zbsolve.report.timeline import (
     COLOURS,
@@ -36,6 +35,8 @@ from zbsolve.report.timeline import (
     label,
     measured_schedule,
     measured_waits,
+    memory_corners,
+    memory_peak,
     time_range,
 )
 from zbsolve.schedule import Schedule
@@ -95,13 +96,15 @@ def save_trace_figure(path: str | Path, instance: Instance, trace: Trace) -> Non
 
 
 def save_instance_figure(path: str | Path, instance: Instance) -> None:
-    """Stacked bars of T_F, T_B and T_W per stage."""
+    """Stacked bars of T_F, T_B and T_W per stage, and of T_R where any recomputes."""
     figure = Figure(figsize=(8, 1.2 + 0.35 * instance.num_stages), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(instance.num_stages)
     left = np.zeros(instance.num_stages)
+    recomputed = [stage.t_r or 0.0 for stage in instance.stages]
     for kind, times in (
         (TaskKind.F, [stage.t_f for stage in instance.stages]),
+        *(((TaskKind.R, recomputed),) if instance.recomputes else ()),
         (TaskKind.B, [stage.t_b for stage in instance.stages]),
         (TaskKind.W, [stage.t_w for stage in instance.stages]),
     ):
@@ -117,7 +120,7 @@ def save_instance_figure(path: str | Path, instance: Instance) -> None:
 
 def _measured_lane(instance: Instance, trace: Trace) -> Lane:
     step = trace.median_step
-    return Lane("measured", measured_schedule(instance, step), measured_waits(step))
+    return Lane("measured", drawn(instance, measured_schedule(instance, step)), measured_waits(step))
 
 
 def save_figure(path: str | Path, figure: Figure) -> None:
@@ -185,8 +188,7 @@ def _gantt_figure(
 def _device_label(instance: Instance, device: int, memory_of: Schedule | None) -> str:
     if memory_of is None:
         return f"device {device}"
-    curve = memory_curve(instance, device, memory_of.orders[device])
-    peak = max((point.during for point in curve), default=instance.static(device))
+    peak = memory_peak(instance, memory_of, device)
     cap = instance.cap(device)
     of_cap = f" of {cap:.4g}" if cap < float("inf") else ""
     text = f"peak {peak:.4g}{of_cap} {instance.memory_unit}"
@@ -279,19 +281,12 @@ def _draw_memory(
     axes: Axes, instance: Instance, schedule: Schedule, tops: Sequence[float], height: float
 ) -> None:
     """In-flight memory of each device, all to one scale; the cap is a dashed line."""
-    curves = [memory_curve(instance, d, order) for d, order in enumerate(schedule.orders)]
+    curves = [memory_corners(instance, schedule, d) for d in range(instance.num_devices)]
     caps = [instance.cap(d) for d in range(instance.num_devices)]
-    levels = [point.during for curve in curves for point in curve] + [c for c in caps if c < float("inf")]
-    most = max(levels, default=0.0) or 1.0
+    most = max(*(max(levels) for _, levels in curves), *(c for c in caps if c < float("inf")), 0.0) or 1.0
     first, last = time_range(schedule)
-    for device, curve in enumerate(curves):
+    for device, (times, heights) in enumerate(curves):
         floor = tops[device] + height * 0.95
-        times, heights = [first], [instance.static(device)]
-        for (_, start, end), point in zip(schedule.devices[device], curve, strict=True):
-            times += [start, start, end, end]
-            heights += [point.before, point.during, point.during, point.after]
-        times.append(last)
-        heights.append(heights[-1])
         y = floor - 0.9 * height * np.array(heights) / most
         axes.fill_between(times, y, floor, color=MEMORY_COLOUR, linewidth=0, alpha=0.8)
         if caps[device] < float("inf"):

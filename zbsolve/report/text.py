@@ -370,7 +370,7 @@ def prediction_table(comparison: Comparison, unit: str) -> Table:
     for row in comparison.ops:
         shown.add_row(
             row.op,
-            str(row.stage),
+            row.stages,
             str(row.device),
             time_text(row.predicted),
             time_text(row.measured),
@@ -464,7 +464,7 @@ def demo_table(rows: Sequence[DemoRow]) -> Table:
             f"{comparison.predicted_makespan:.1f} {escape(instance.time_unit)}",
             f"{comparison.measured_makespan:.1f} {escape(instance.time_unit)}",
             f"{comparison.ratio:.3f}",
-            f"{comparison.worst.op}{comparison.worst.stage}: {comparison.worst.ratio:.3f}",
+            f"{comparison.worst.op}{comparison.worst.stages}: {comparison.worst.ratio:.3f}",
             "-" if check is None else ("yes" if check.equal else "NO"),
             f"{max(row.plan.peak_memory):.4g} {escape(instance.memory_unit)}",
             "-" if trace.peak_memory is None else f"{max(trace.peak_memory):.4g}",

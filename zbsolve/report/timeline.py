@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance, make_instance
+from zbsolve.memory import memory_curve
 from zbsolve.schedule import Schedule, TimedTask
 from zbsolve.trace import Step, Trace, recalibrate
 
@@ -112,10 +113,58 @@ def drawn(instance: Instance, schedule: Schedule) -> Schedule:
     return Schedule(tuple(tuple(map(placed, program)) for program in schedule.devices))
 
 
+class MemoryBox(NamedTuple):
+    """A stretch in which a device's memory is level, and what it is before and after."""
+
+    start: float
+    end: float
+    before: float
+    during: float
+    after: float
+
+
+def memory_boxes(instance: Instance, schedule: Schedule, device: int) -> list[MemoryBox]:
+    """In-flight memory of a device: one entry a task, and one an F&B pair, which holds what both need."""
+    boxes: list[MemoryBox] = []
+    program = schedule.devices[device]
+    curve = memory_curve(instance, device, schedule.orders[device], schedule.pairs)
+    for place, ((task, start, end), point) in enumerate(zip(program, curve, strict=True)):
+        if place and (program[place - 1].task, task) in schedule.pairs:
+            first = boxes.pop()
+            boxes.append(first._replace(during=max(first.during, point.during), after=point.after))
+        else:
+            boxes.append(MemoryBox(start, end, *point))
+    return boxes
+
+
+def memory_peak(instance: Instance, schedule: Schedule, device: int) -> float:
+    """Highest memory of a device; its static memory where it runs nothing."""
+    boxes = memory_boxes(instance, schedule, device)
+    return max((box.during for box in boxes), default=instance.static(device))
+
+
+def memory_corners(instance: Instance, schedule: Schedule, device: int) -> tuple[list[float], list[float]]:
+    """Times and levels of a device's memory curve, from the step's first start to its last end."""
+    first, last = time_range(schedule)
+    times, levels = [first], [instance.static(device)]
+    for box in memory_boxes(instance, schedule, device):
+        times += [box.start, box.start, box.end, box.end]
+        levels += [box.before, box.during, box.during, box.after]
+    return [*times, last], [*levels, levels[-1]]
+
+
 def busy_time(schedule: Schedule) -> float:
     """Time that devices spend on tasks, summed over devices; an F&B pair counts once."""
+    return sum(busy_times(schedule))
+
+
+def busy_times(schedule: Schedule) -> list[float]:
+    """Time that each device spends on tasks; an F&B pair counts once."""
     seconds = {backward for _, backward in schedule.pairs}
-    return sum(timed.end - timed.start for timed in schedule if timed.task not in seconds)
+    return [
+        sum(timed.end - timed.start for timed in program if timed.task not in seconds)
+        for program in schedule.devices
+    ]
 
 
 def bubble_rate(schedule: Schedule, cost: float) -> float:

@@ -8,7 +8,7 @@ instance's unit, to ten significant digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from zbsolve import __version__
@@ -18,7 +18,15 @@ from zbsolve.instance import Instance
 from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan
 from zbsolve.report.explain import REASONS, Explanation, Reason, explain
-from zbsolve.report.timeline import COLOURS, MEANINGS, bubble_rate, measured_schedule, measured_waits
+from zbsolve.report.timeline import (
+    COLOURS,
+    MEANINGS,
+    bubble_rate,
+    busy_times,
+    measured_schedule,
+    measured_waits,
+    memory_peak,
+)
 from zbsolve.schedule import Schedule
 from zbsolve.trace import Trace
 
@@ -138,18 +146,24 @@ def _bubbles(explanation: Explanation, place: dict[Task, int]) -> list[list[Any]
 
 
 def _memory(instance: Instance, schedule: Schedule) -> dict[str, Any]:
-    """Per task the memory while it runs and after it; per device the level at the beginning and the cap."""
+    """Per task the memory while it runs and after it; per device the level at the beginning and the cap.
+
+    Both halves of an F&B pair have what the pair holds.
+    """
     curves = [memory_curve(instance, d, order, schedule.pairs) for d, order in enumerate(schedule.orders)]
+    during = {
+        task: point.during
+        for order, curve in zip(schedule.orders, curves, strict=True)
+        for task, point in zip(order, curve, strict=True)
+    }
+    during |= {forward: max(during[forward], during[backward]) for forward, backward in schedule.pairs}
     caps = [instance.cap(d) for d in range(instance.num_devices)]
     return {
-        "during": [_short(point.during) for curve in curves for point in curve],
+        "during": [_short(during[timed.task]) for timed in schedule],
         "after": [_short(point.after) for curve in curves for point in curve],
         "static": [_short(instance.static(d)) for d in range(instance.num_devices)],
         "cap": [cap if math.isfinite(cap) else None for cap in caps],
-        "peak": [
-            _short(max((point.during for point in curve), default=instance.static(d)))
-            for d, curve in enumerate(curves)
-        ],
+        "peak": [_short(memory_peak(instance, schedule, d)) for d in range(instance.num_devices)],
     }
 
 
@@ -157,15 +171,11 @@ def _devices(instance: Instance, schedule: Schedule, explanation: Explanation) -
     """Busy time and idle time by reason of each device, over the makespan."""
     return [
         {
-            "busy": _short(_busy(program)),
+            "busy": _short(busy),
             "idle": {r.value: _short(t) for r, t in explanation.idle_by_reason(device).items()},
         }
-        for device, program in enumerate(schedule.devices)
+        for device, busy in enumerate(busy_times(schedule))
     ]
-
-
-def _busy(program: Iterable[tuple[Task, float, float]]) -> float:
-    return sum(end - start for _, start, end in program)
 
 
 def _place(place: dict[Task, int], task: Task | None) -> int:
