@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.instance import Instance, make_instance, place
+from zbsolve.instance import Instance, ModelCut, make_instance, place
 from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan
 from zbsolve.runtime import models, profiler
@@ -103,7 +103,9 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
     job = Job(replace(run_options, layers_per_stage=split))
     plans = [profiler.profiling_plan(draft, fused) for fused in (False, True)]
     split_run, fused_run = launch(plans, job, progress)
-    return profiler.build_instance(draft, split_run, fused_run, progress)
+    instance = profiler.build_instance(draft, split_run, fused_run, progress)
+    source = ModelCut(factory=options.model, split=options.split, layers_per_stage=split)
+    return instance.with_changes(model=source)
 
 
 def run_plan(plan: Plan, options: RunOptions, progress: Progress | None = None) -> Trace:

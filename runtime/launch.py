@@ -55,7 +55,9 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
     EnvironmentFailedError
         A rank raised, was killed, or nothing moved for the job's timeout; names rank, op, stage, micro-batch.
     """
-    options = job.options
+    options, notes = job.options.for_instance(plans[0].instance)
+    for note in notes:
+        logger.info(note)
     size = 1 if options.green_contexts else plans[0].instance.num_devices * options.data_parallel
     with tempfile.TemporaryDirectory(prefix="zbsolve-run-") as name:
         folder = Path(name)
@@ -63,7 +65,7 @@ def launch(plans: Sequence[Plan], job: Job, progress: Callable[[str], None] | No
         for number, plan in enumerate(plans):
             paths.append(str(folder / f"plan{number}.json"))
             plan.save(paths[-1])
-        job = replace(job, plans=tuple(paths), outcome=str(folder / "outcome.json"))
+        job = replace(job, options=options, plans=tuple(paths), outcome=str(folder / "outcome.json"))
         job.save(folder / "job.json")
         limit = datetime.timedelta(seconds=options.timeout)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)

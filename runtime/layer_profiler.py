@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import torch
 
 from zbsolve.errors import EnvironmentFailedError, InputError
+from zbsolve.instance import ModelFactory
 from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.runtime.launch import MALLOC
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, load_model
@@ -142,7 +143,12 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
         note(f"layer {index} of {count}")
         layer, inputs, needs, spec = _measure_layer(model, index, batch, inputs, needs, spec, options, device)
         layers.append(layer)
-    return LayerProfile(name=options.model, microbatch_size=max(1, rows), layers=tuple(layers))
+    return LayerProfile(
+        name=options.model,
+        microbatch_size=max(1, rows),
+        model=ModelFactory(factory=options.model, split=options.split),
+        layers=tuple(layers),
+    )
 
 
 def _measure_layer(

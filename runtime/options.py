@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from zbsolve.errors import InputError
+from zbsolve.instance import Instance
 from zbsolve.runtime.faults import Fault
 
 Update = Literal["barrier", "post-validation"]
 Precision = Literal["float32", "bfloat16", "float16"]
+
+# What runs where neither the plan nor the caller names a model.
+DEFAULT_MODEL = "gpt"
 
 _CHOICES = {
     "split": ("auto", "deferred", "generic"),
@@ -29,11 +33,14 @@ class RunOptions:
     Attributes
     ----------
     model : str
-        ``gpt`` or ``package.module:factory``.
+        ``gpt`` or ``package.module:factory``. Without it the plan's own model, else ``gpt``
+        (:meth:`for_instance`).
+    split : "auto", "deferred" or "generic"
+        How backward is split into B and W; "auto" is the way of the plan's own model, where it names one.
     steps, warmup : int
         Measured steps, and steps before the first of them.
     layers_per_stage : tuple of int, optional
-        Without it the split recorded in the instance's stage names is used, else an even one.
+        Without it the plan's own, else the split recorded in the instance's stage names, else an even one.
     optimizer : "adam", "sgd" or "none"
         Steps after every ``accumulate`` steps, outside the measured time.
     update : "barrier" or "post-validation"
@@ -56,7 +63,7 @@ class RunOptions:
         Failures to inject, and seconds to hold every message back: for tests of the runtime itself.
     """
 
-    model: str = "gpt"
+    model: str = ""
     steps: int = 5
     warmup: int = 2
     emulate: bool = False
@@ -81,6 +88,34 @@ class RunOptions:
     save: str | None = None
     faults: tuple[Fault, ...] = ()
     link_delay: float = 0.0
+
+    def for_instance(self, instance: Instance) -> tuple[RunOptions, tuple[str, ...]]:
+        """The options with what is left open taken from the model that the instance's times are of.
+
+        Returns
+        -------
+        (RunOptions, tuple of str)
+            And a line for each thing in which the run is of another model than the times.
+        """
+        own = instance.model
+        model = self.model or (DEFAULT_MODEL if own is None else own.factory)
+        if self.emulate:
+            return replace(self, model=model), ()
+        if own is None:
+            unknown = f"the plan's times are of no known model: unless they are of {model}, what is predicted"
+            return replace(self, model=model), (f"{unknown} says nothing about this run",)
+        if model != own.factory:
+            other = f"the plan's times are of {own.factory}, this runs {model}: what is predicted"
+            return replace(self, model=model), (f"{other} says nothing about it",)
+        notes = []
+        split = own.split if self.split == "auto" else self.split
+        if split != own.split:
+            notes.append(f"the plan's times are of split {own.split}, this runs {split}")
+        layers = self.layers_per_stage or own.layers_per_stage
+        if layers != own.layers_per_stage:
+            cuts = (",".join(map(str, cut)) for cut in (own.layers_per_stage, layers))
+            notes.append("the plan's times are of {} layers per stage, this runs {}".format(*cuts))
+        return replace(self, model=model, split=split, layers_per_stage=layers), tuple(notes)
 
     def check(self) -> None:
         """Raise ``InputError`` for the first option that makes no sense."""

@@ -165,7 +165,9 @@ class Rank:
 
     def _split(self, model: models.PipelineModel, instance: Instance) -> tuple[int, ...]:
         layers = len(model.layers)
-        chosen = self.options.layers_per_stage or models.recorded_split(instance)
+        chosen = self.options.layers_per_stage
+        if chosen is None and (instance.model is None or instance.model.factory == self.options.model):
+            chosen = models.recorded_split(instance)
         if chosen is None:
             chosen = even_split(layers, instance.chain)
         return models.check_split(chosen, layers, instance.chain)

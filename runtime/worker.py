@@ -27,6 +27,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, ZbsolveError
+from zbsolve.plan import load_plan
 from zbsolve.runtime.options import Job, RunOptions
 from zbsolve.runtime.outcome import Outcome
 from zbsolve.runtime.rank import Rank
@@ -110,7 +111,7 @@ def _from_torchrun(arguments: Sequence[str]) -> int:
     """A rank under torchrun, or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     parser = argparse.ArgumentParser(prog="python -m zbsolve.runtime.worker", allow_abbrev=False)
     parser.add_argument("plan", help="plan file, the same on every rank")
-    parser.add_argument("--model", default="gpt", help="gpt, or package.module:factory")
+    parser.add_argument("--model", default="", help="gpt, or package.module:factory (default: the plan's)")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--emulate", action="store_true")
@@ -168,9 +169,12 @@ def _from_torchrun(arguments: Sequence[str]) -> int:
         save=given.save,
     )
     try:
+        options, notes = options.for_instance(load_plan(given.plan).instance)
         options.check()
     except ZbsolveError as error:
         parser.error(str(error))
+    for note in notes if rank == 0 else ():
+        logger.warning(note)
     job = Job(options, (given.plan,))
     connect = _torchrun_store(rank, given.timeout)
     outcomes = _run_guarded(job, rank, size, connect, Status(), report_to(None))

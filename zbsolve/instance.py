@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from zbsolve.errors import InputError
 
@@ -129,6 +129,40 @@ class Stage(BaseModel):
         return split if self.t_bw is None else min(split, self.t_bw)
 
 
+class ModelFactory(BaseModel):
+    """The model that times were measured on.
+
+    Attributes
+    ----------
+    factory : str
+        ``gpt`` or ``package.module:factory``.
+    split : "auto", "deferred" or "generic"
+        How its backward was split into B and W.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    factory: Annotated[str, Field(min_length=1)]
+    split: Literal["auto", "deferred", "generic"] = "auto"
+
+
+class ModelCut(ModelFactory):
+    """The model that times were measured on, and how it was cut into stages.
+
+    Attributes
+    ----------
+    layers_per_stage : tuple of int
+        Layers of each stage of one copy of the model, in model order.
+    """
+
+    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+
+    @field_validator("layers_per_stage", mode="before")
+    @classmethod
+    def _accept_json_array(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Instance(BaseModel):
     """One training step to schedule: ``num_microbatches`` through ``stages``, in model order.
 
@@ -145,6 +179,9 @@ class Instance(BaseModel):
         Bytes over bandwidth, on top of the latency, likewise. When given, a transfer occupies its link, the
         directed pair of devices, for that time, and transfers wait for each other in the order in which they
         were produced.
+    model : ModelCut, optional
+        The model that the times were measured on: what ``zbsolve run`` runs. Without it they are of no known
+        model.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
@@ -161,6 +198,7 @@ class Instance(BaseModel):
     t_transfer: NonNegative | tuple[NonNegative, ...] | None = None
     memory_cap: NonNegative | tuple[NonNegative, ...] | None = None
     static_mem: tuple[NonNegative, ...] | None = None
+    model: ModelCut | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -197,6 +235,11 @@ class Instance(BaseModel):
         for field, value, length, meaning in expected:
             if isinstance(value, tuple) and len(value) != length:
                 raise ValueError(f"{field} has {len(value)} entries: give {length} ({meaning})")
+        if self.model is not None and len(self.model.layers_per_stage) != chain:
+            raise ValueError(
+                f"model.layers_per_stage has {len(self.model.layers_per_stage)} entries: give {chain} "
+                "(one per stage), or leave model out"
+            )
         for field, value in (("t_comm", self.t_comm), ("t_transfer", self.t_transfer)):
             between = range(chain - 1, len(self.stages) - 1, chain)
             if isinstance(value, tuple) and any(value[b] for b in between):

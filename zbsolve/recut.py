@@ -54,6 +54,8 @@ def recut(instance: Instance, placement: Placement) -> Instance:
     devices = place(p, placement, v)
     return instance.with_changes(
         stages=[piece.model_copy(update={"device": d}) for piece, d in zip(pieces, devices, strict=True)],
+        # The layers of what was halved or joined are not known.
+        model=instance.model if len(pieces) == instance.num_stages else None,
         t_comm=hops if isinstance(instance.t_comm, tuple) else instance.t_comm,
         t_transfer=transfers if isinstance(instance.t_transfer, tuple) else instance.t_transfer,
         static_mem=None

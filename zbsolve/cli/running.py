@@ -63,9 +63,16 @@ def load_runtime() -> ModuleType:
         ) from None
 
 
-ModelOption = Annotated[str, typer.Option(metavar="MODEL", help="gpt, or pkg.module:factory.")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="MODEL",
+        show_default=False,
+        help="gpt, or pkg.module:factory (default: the plan's own, else gpt).",
+    ),
+]
 LayersOption = Annotated[
-    str | None, typer.Option(metavar="N,N,…", help="Layers of each stage (default: even split).")
+    str | None, typer.Option(metavar="N,N,…", help="Layers of each stage (default: the plan's, else even).")
 ]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of each process.")]
 TimeoutOption = Annotated[
@@ -168,7 +175,7 @@ def _profile_layers(runtime: ModuleType, options: LayerOptions, output: Path) ->
 @command("run")
 def run_command(
     plan: PlanArgument,
-    model: ModelOption = "gpt",
+    model: ModelOption = "",
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before the first measured one.")] = 2,
     emulate: Annotated[
@@ -238,6 +245,9 @@ def run_command(
         load=None if load is None else str(load),
         save=None if save is None else str(save),
     )
+    options, notes = options.for_instance(loaded.instance)
+    for note in notes:
+        typer.echo(f"zbsolve: {plan}: {note}", err=True)
     with status(f"running {plan} …") as say:
         trace: Trace = runtime.run_plan(loaded, options, say)
     if trace_out is not None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from zbsolve.cluster import Host
 from zbsolve.errors import InputError
-from zbsolve.instance import NonNegative, Stage, raise_first, read_document
+from zbsolve.instance import ModelFactory, NonNegative, Stage, raise_first, read_document
 from zbsolve.recompute import folded
 
 SCHEMA = "zbsolve.layers/1"
@@ -57,7 +57,10 @@ class Layer(BaseModel):
 
 
 class LayerProfile(BaseModel):
-    """A model as its layers, in order, for micro-batches of ``microbatch_size`` samples."""
+    """A model as its layers, in order, for micro-batches of ``microbatch_size`` samples.
+
+    ``model`` is what was profiled, where that is known: instances made of the layers carry it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
@@ -66,6 +69,7 @@ class LayerProfile(BaseModel):
     time_unit: str = "ms"
     memory_unit: str = "MiB"
     microbatch_size: Annotated[int, Field(ge=1)] = 1
+    model: ModelFactory | None = None
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
 
     @field_validator("layers", mode="before")
@@ -86,6 +90,7 @@ class LayerProfile(BaseModel):
     def scaled(self, microbatch_size: int) -> LayerProfile:
         """The profile for another micro-batch size, every time and activation in proportion.
 
+        The model's own micro-batches are of the size that was profiled: the scaled profile is of none.
         Small micro-batches run less efficiently than that: profile at each size where it matters.
         """
         if microbatch_size == self.microbatch_size:
@@ -101,7 +106,7 @@ class LayerProfile(BaseModel):
             )
             for layer in self.layers
         )
-        return self.model_copy(update={"layers": layers, "microbatch_size": microbatch_size})
+        return self.model_copy(update={"layers": layers, "microbatch_size": microbatch_size, "model": None})
 
 
 _PER_MICROBATCH = (
@@ -147,7 +152,10 @@ def _checkpointed(profile: LayerProfile, first: int, end: int, plain: Stage) -> 
 
 
 def join_profiles(profiles: Sequence[LayerProfile]) -> LayerProfile:
-    """One profile of several profiled one after the other (the parts of a model, in order)."""
+    """One profile of several profiled one after the other (the parts of a model, in order).
+
+    What several factories build, no one of them does: it is of no known model.
+    """
     first = profiles[0]
     for other in profiles[1:]:
         for field in ("time_unit", "memory_unit", "microbatch_size"):
@@ -157,7 +165,7 @@ def join_profiles(profiles: Sequence[LayerProfile]) -> LayerProfile:
                     f"{getattr(other, field)}: give profiles of one kind"
                 )
     layers = tuple(layer for profile in profiles for layer in profile.layers)
-    return first.model_copy(update={"layers": layers})
+    return first.model_copy(update={"layers": layers} | ({"model": None} if len(profiles) > 1 else {}))
 
 
 class Keep(StrEnum):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from zbsolve.cluster import Cluster, DeviceClass, device_classes
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, Stage, make_instance, place
+from zbsolve.instance import Instance, ModelCut, Stage, make_instance, place
 from zbsolve.partition.layers import Keep, LayerProfile, stage_of
 
 Placement = Literal["linear", "loop", "v"]
@@ -175,7 +175,18 @@ class DecisionProblem:
             t_comm=hops,
             memory_cap=caps,
             static_mem=static,
+            model=self._model(decision, fold),
         )
+
+    def _model(self, decision: Decision, fold: bool) -> ModelCut | None:
+        """The profiled model under this split; None where its stages would do other work than it does.
+
+        A plan has R's for recomputation that is not folded; what else is not plain the model itself would do.
+        """
+        own = {Keep.plain} if fold else {Keep.plain, Keep.recompute}
+        if self.profile.model is None or not own.issuperset(decision.keep):
+            return None
+        return ModelCut(**self.profile.model.model_dump(), layers_per_stage=tuple(decision.split))
 
     def _most_memory(self, stages: Sequence[Stage]) -> float:
         each = (max(s.mem_b, s.mem_w) + s.peak_f + s.peak_b + s.peak_w + s.peak_fused for s in stages)
