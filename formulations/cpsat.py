@@ -1,12 +1,11 @@
 """The exact model for CP-SAT: intervals on an integer clock.
 
-Models every rule of the design's "What a schedule means": hops, one task at a time, memory with growth and
+Models every rule of a step without options: hops, one task at a time, memory with growth and
 transients, zero-length tasks, fused or split backward. Times are whole clock steps
 (:class:`zbsolve.formulation.Ticks`). Memory is counted in whole units, exact where the amounts are
 commensurable and else rounded down: a bound stays valid, and what rounding lets through by less than a
-millionth of a cap is rejected when the orders are re-checked. It does not model F&B pairs.
-
-The only module that imports ortools.
+millionth of a cap is rejected when the orders are re-checked. It models neither recomputation nor F&B pairs
+nor several replicas.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ from zbsolve.formulation import (
     Orders,
     Ticks,
     canonical,
+    common_unit,
     conclude,
     make_ticks,
-    memory_precedences,
 )
 from zbsolve.graph import BW, B, F, Task, W
-from zbsolve.instance import MEMORY_RTOL, Instance
-from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.instance import Instance
+from zbsolve.precedence import memory_precedences
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for
+from zbsolve.tolerances import MEMORY_RTOL, OPTIMAL_GAP, TICK_ROUNDING
 from zbsolve.windows import windows
 
 log = logging.getLogger(__name__)
@@ -290,7 +290,7 @@ class CpSatModel:
         self._add_memory_precedences()
 
     def _precedences_suffice(self, stages: tuple[int, ...]) -> bool:
-        """Whether :func:`memory_precedences` already says all that the cap demands.
+        """Whether :func:`zbsolve.precedence.memory_precedences` already says all that the cap demands.
 
         It does for a single stage with one M from F to W: F j then waits for W j - k, so at most k are held.
         """
@@ -376,7 +376,7 @@ class CpSatModel:
         limit = self.cost * self.ticks.fine + self.ticks.zeros
 
         def steps(least: float) -> int:
-            return max(0, math.floor(least + 1e-6))
+            return max(0, math.floor(least + TICK_ROUNDING))
 
         for (s, j), back in self.backward.items():
             self.model.add(self.forward[s, j] >= steps(found.heads[0, s, j, whole]))
@@ -497,11 +497,9 @@ class _MemoryUnits:
 
 def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
-    cap = instance.cap(device)
-    room = (
-        Fraction(cap)
-        + 2 * Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap))  # as zbsolve.precedence.room, exactly
-        - Fraction(instance.static(device))
+    # As zbsolve.tolerances.proof_room, exactly.
+    room = Fraction(instance.cap(device)) * (1 + 2 * Fraction(MEMORY_RTOL)) - Fraction(
+        instance.static(device)
     )
     amounts = {
         s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
@@ -509,24 +507,16 @@ def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
         for data in (instance.stages[s],)
     }
     positive = [value for row in amounts.values() for value in row if value > 0]
-    unit = max(room, Fraction(max(positive, default=1.0))) / 2**bits
-    # Decimal figures (27.7) and byte counts in MiB (x / 2**20) are both commensurable, in different ways.
-    readings: tuple[Callable[[float], Fraction], ...] = (_decimal, Fraction)
-    for read in readings:
-        exact = [read(value) for value in positive]
-        common = math.lcm(*(value.denominator for value in exact))
-        divisor = Fraction(math.gcd(*(int(value * common) for value in exact)) or 1, common)
-        if divisor >= unit:
-            unit = divisor
-            break
+    unit = max(room, Fraction(max(positive, default=0.0))) / 2**bits or Fraction(1)
+    common = common_unit(positive)
+    if common is not None and common[0] >= unit:
+        unit, counts = common
+    else:
+        counts = {value: math.floor(Fraction(value) / unit) for value in positive}
     return _MemoryUnits(
         math.floor(room / unit),
-        {s: tuple(math.floor(read(value) / unit) for value in row) for s, row in amounts.items()},
+        {s: tuple(counts.get(value, 0) for value in row) for s, row in amounts.items()},
     )
-
-
-def _decimal(value: float) -> Fraction:
-    return Fraction(repr(value))
 
 
 # --- solving -----------------------------------------------------------------------------------

@@ -16,11 +16,9 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zbsolve.errors import InputError
+from zbsolve.tolerances import memory_limit
 
 SCHEMA = "zbsolve.instance/1"
-
-# Memory comparisons allow this relative slack: caps such as `7 * mem_b` are computed in floats.
-MEMORY_RTOL = 1e-9
 
 # Beyond these nothing useful can be computed: a slip of the pen, or a unit that does not fit.
 MOST_MICROBATCHES = 1_000_000
@@ -311,9 +309,8 @@ class Instance(BaseModel):
         return self.num_microbatches * per_microbatch
 
     def fits(self, device: int, memory: float) -> bool:
-        """Whether ``memory`` is within the device's cap, to ``MEMORY_RTOL``."""
-        cap = self.cap(device)
-        return memory <= cap + MEMORY_RTOL * max(1.0, abs(cap)) if cap < math.inf else True
+        """Whether ``memory``, static memory included, is within the device's cap."""
+        return memory <= memory_limit(self.cap(device))
 
     # --- changes -------------------------------------------------------------------------------
 

@@ -28,22 +28,13 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
-from zbsolve.plan import (
-    OPTIMAL_GAP,
-    Plan,
-    Proof,
-    ProvenLag,
-    ShavedTime,
-    SolverInfo,
-    make_plan,
-    peaks_of,
-    relative_gap,
-)
+from zbsolve.plan import Plan, Proof, ProvenLag, ShavedTime, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
 from zbsolve.recompute import fold, unfold
 from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
+from zbsolve.tolerances import OPTIMAL_GAP, ROUNDING
 from zbsolve.work_bounds import is_extended, require_plain
 
 log = logging.getLogger(__name__)
@@ -152,7 +143,7 @@ class _Search:
             log.debug("%s: over the memory cap, dropped", who)
             return False
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
-        if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
+        if not schedule.cost(self.objective) < self.cost * (1 - ROUNDING):
             return False
         violations = check(self.instance, schedule)
         if violations:

@@ -6,9 +6,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from zbsolve.advise import Advice, Candidate
-from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.report.sweep_text import front_table
 from zbsolve.report.text import percent
+from zbsolve.tolerances import OPTIMAL_GAP
 
 
 def _way(candidate: Candidate) -> str:
