@@ -429,7 +429,6 @@ def solve_milp(
     hint: Schedule | None = None,
     lower_bound: float = 0.0,
     seed: int = 0,
-    should_stop: Callable[[], bool] | None = None,
 ) -> FormulationResult:
     """Solve with PuLP.
 
@@ -445,8 +444,6 @@ def solve_milp(
         A valid schedule; the answer is never worse.
     lower_bound : float
         A proven lower bound in the time unit.
-    should_stop : callable, optional
-        Polled while the solver runs; True ends the search (CBC then leaves no solution).
 
     Returns
     -------
@@ -463,7 +460,6 @@ def solve_milp(
     candidates: list[Orders] = [] if warm is None else [warm]
     solve = {"highs": _solve_highs, "cbc": _solve_cbc}[backend]
     deadline = begun + time_limit
-    stop = should_stop or (lambda: False)
 
     def answer(bound: float | None, native: _Native) -> FormulationResult:
         if lower_bound > 0:
@@ -484,7 +480,7 @@ def solve_milp(
         built = MilpModel(instance, objective, warm, lower_bound, deadline)
     except _OutOfTimeError:
         return answer(None, _Native("time limit while building the model", False, None, False, ""))
-    native = solve(built, deadline, seed, stop)
+    native = solve(built, deadline, seed)
     log.info("milp-%s: %s, bound %s", backend, native.word, native.bound)
     if native.has_values:
         candidates.append(built.orders())
@@ -506,7 +502,7 @@ def _bound(built: MilpModel, native: _Native) -> float | None:
     return max(0.0, bound - margin)
 
 
-def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
+def _solve_highs(built: MilpModel, deadline: float, seed: int) -> _Native:
     solver = pulp.HiGHS(
         msg=False,
         timeLimit=max(0.01, deadline - time.monotonic()),
@@ -523,7 +519,7 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
     variables = problem.variables()
 
     def interrupt(_kind: int, _text: str, _output: Any, given: Any, _data: Any) -> None:
-        if should_stop() or time.monotonic() > deadline + GRACE_SECONDS:
+        if time.monotonic() > deadline + GRACE_SECONDS:
             given.user_interrupt = True
 
     model.setCallback(interrupt, None)
@@ -570,7 +566,7 @@ def _stdout_closed() -> Iterator[None]:
         os.close(sink)
 
 
-def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
+def _solve_cbc(built: MilpModel, deadline: float, seed: int) -> _Native:
     """Run the CBC binary that PuLP bundles; PuLP writes and reads its files, the log says what is proven."""
     try:
         solver = pulp.PULP_CBC_CMD(msg=False, keepFiles=True)
@@ -591,7 +587,7 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callab
         command += ["-integerTolerance", str(ROW_FEASIBILITY), "-randomCbcSeed", str(seed + 1)]
         command += ["-solve", "-printingOptions", "all", "-solution", str(solution)]
         begun = time.monotonic()
-        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS, should_stop)
+        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS)
         in_time = time.monotonic() - begun < seconds
         text = output.read_text(encoding="utf-8", errors="replace")
         native = _read_cbc_log(text, in_time)
@@ -602,8 +598,8 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callab
         return native._replace(has_values=False)
 
 
-def _run(command: Sequence[str], output: Path, kill_at: float, should_stop: Callable[[], bool]) -> None:
-    """Run a solver binary; kill it when told to stop or when it overruns its own limit."""
+def _run(command: Sequence[str], output: Path, kill_at: float) -> None:
+    """Run a solver binary; kill it when it overruns its own limit."""
     try:
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -615,7 +611,7 @@ def _run(command: Sequence[str], output: Path, kill_at: float, should_stop: Call
             "milp-highs"
         ) from None
     try:
-        while process.poll() is None and time.monotonic() < kill_at and not should_stop():
+        while process.poll() is None and time.monotonic() < kill_at:
             try:
                 process.wait(timeout=0.05)
             except subprocess.TimeoutExpired:

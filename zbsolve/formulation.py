@@ -48,7 +48,7 @@ class FormulationResult:
     bound : float, optional
         Lower bound proven for the unrounded instance, in its time unit; None where there is none.
     native_status : str
-        The solver's own word.
+        The solver's own word for how its search ended; says nothing of the bound.
     solver, version : str
         Which solver answered.
     seconds : float

@@ -668,8 +668,16 @@ def _take(search: _Search, result: FormulationResult) -> None:
         search.offer(result.orders, result.solver)
     # A model was given the bound so far; the same again, rounded otherwise, is not its own proof.
     if result.bound is not None and result.bound > search.bound.value * (1 + OPTIMAL_GAP):
-        statement = f"{result.solver} {result.version} proved it on the exact model ({result.native_status})"
-        search.prove(Bound(result.bound, f"{result.solver} model", statement))
+        search.prove(Bound(result.bound, f"{result.solver} model", _proven_by(result, search)))
+
+
+def _proven_by(result: FormulationResult, search: _Search) -> str:
+    """What a formulation has shown of the exact model, in words."""
+    who = f"{result.solver} {result.version}"
+    if result.status is Status.OPTIMAL:
+        return f"{who} found no schedule of the exact model that costs less than its own"
+    least = f"{result.bound:.9g} {search.instance.time_unit}"
+    return f"no schedule of the exact model costs less than {least}: {who}'s lower bound when its time ended"
 
 
 Phase = Callable[[_Search], None]
