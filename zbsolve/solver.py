@@ -30,7 +30,7 @@ from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
 from zbsolve.plan import Plan, Proof, ProvenLag, ShavedTime, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
-from zbsolve.recompute import fold, unfold
+from zbsolve.recompute import unfold
 from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
@@ -301,7 +301,7 @@ def _solve_extended(search: _Search, solver: str) -> None:
     instance = search.instance
     if solver not in ("auto", "heuristic"):
         require_plain(instance, solver)
-    search.offer(unfold(instance, serial_orders(fold(instance))), "serial")
+    search.offer(serial_orders(instance), "serial")
     for name, orders, pairs in candidates(instance):
         search.offer(orders, name, pairs)
     if instance.replicas == 1 and not search.done:

@@ -34,7 +34,7 @@ IDLE = "."
 
 
 def time_text(value: float) -> str:
-    """A time or memory amount with enough digits to compare: three decimals, or six digits where it is small."""
+    """A time or memory amount with digits enough to compare: three decimals, of small ones six digits."""
     if abs(value) >= 1e6:
         return f"{value:,.0f}"
     if abs(value) < 1:
