@@ -318,9 +318,9 @@ class CpSatModel:
 
     def _add_memory_precedences(self) -> None:
         """What the caps imply for the order: part of the cumulatives, but as precedences on every path."""
-        for (kind, s, i), (_, _, j) in memory_precedences(self.instance):
+        for (kind, s, i), (_, waiting, j) in memory_precedences(self.instance):
             before = self.backward[s, i]
-            self.model.add(self.forward[s, j] >= (before.released if kind is W else before.end))
+            self.model.add(self.forward[waiting, j] >= (before.released if kind is W else before.end))
 
     # --- objective and what helps to prove it --------------------------------------------------
 

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.extended_strategies import extended_instances, programs
+from tests.extended_strategies import extended_instances
 from tests.strategies import small_instances
 from zbsolve.bounds import all_bounds
 from zbsolve.errors import InfeasibleError
+from zbsolve.graph import F
 from zbsolve.instance import Instance, equal_stages, make_instance
+from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import peak_memory, serial_program
 from zbsolve.plan import Plan, check_plan
 from zbsolve.schedule import Schedule, TimedTask, check
@@ -23,10 +25,10 @@ from zbsolve.tolerances import MEMORY_RTOL
 from zbsolve.verify import reverify
 from zbsolve.work_bounds import is_extended
 
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 TIMES = ("t_f", "t_b", "t_w", "t_bw", "t_r", "t_fb")
 MEMORY = ("mem_b", "mem_w", "mem_r", "peak_f", "peak_b", "peak_w", "peak_bw")
-POWERS_OF_TWO = [2.0**-40, 2.0**-20, 2.0**-7, 2.0**13, 2.0**40]
+POWERS_OF_TWO = [2.0**-40, 2.0**-7, 2.0**40]
 POWERS_OF_TEN = [1e-12, 1e-10, 1e-3, 1e6, 1e12]
 
 
@@ -58,7 +60,7 @@ def scaled(instance: Instance, time: float, memory: float) -> Instance:
 def instances(draw: st.DrawFn) -> Instance:
     """Of every kind: placements, caps, growth, transients, fused, recomputation, pairs, replicas, links."""
     if draw(st.booleans()):
-        return draw(small_instances())
+        return draw(small_instances(max_passes=6))
     instance = draw(extended_instances())
     if instance.recomputes:
         instance = instance.with_recomputation()
@@ -67,6 +69,24 @@ def instances(draw: st.DrawFn) -> Instance:
         caps = [max(0.0, serial_program(instance, d)[0] + draw(more)) for d in range(instance.num_devices)]
         instance = instance.with_changes(memory_cap=caps)
     return instance
+
+
+@st.composite
+def irregular_instances(draw: st.DrawFn) -> Instance:
+    """The same with amounts of memory whose sums round: their last digits depend on the order."""
+    instance = draw(instances())
+    random, unit = draw(st.randoms(use_true_random=False)), draw(st.sampled_from([1e-12, 1.0, 1e12]))
+
+    def amount(value: float | None) -> float | None:
+        return None if value is None else value * unit * random.uniform(0.8, 1.2)
+
+    stages = []
+    for stage in instance.stages:
+        changes = {name: amount(getattr(stage, name)) for name in MEMORY}
+        changes["mem_r"] = min(changes["mem_r"] or 0.0, changes["mem_b"] or 0.0)
+        stages.append(stage.model_copy(update=changes))
+    static = [amount(instance.static(d)) for d in range(instance.num_devices)]
+    return instance.with_changes(stages=stages, static_mem=static, memory_cap=None)
 
 
 def answer(instance: Instance, solver: str, objective: Any) -> Plan | None:
@@ -133,13 +153,12 @@ def near(draw: st.DrawFn, exact: float) -> float:
 
 
 @FEW
-@given(instances(), st.floats(1e-12, 1e12), st.data())
-def test_what_fits_for_one_fits_for_all(instance: Instance, unit: float, data: st.DataObject) -> None:
+@given(irregular_instances(), st.data())
+def test_what_fits_for_one_fits_for_all(free: Instance, data: st.DataObject) -> None:
     """Caps at the very edge of what some programs need: a plan that the judge accepts, or infeasible.
 
     Infeasible exactly where the programs that need least do not fit, whatever solver is asked.
     """
-    free = scaled(instance, 1.0, unit).with_changes(memory_cap=None)
     solvers = ["heuristic"] if is_extended(free) else ["heuristic", "cpsat", "milp-highs", "milp-cbc"]
     least = [serial_program(free, d)[0] for d in range(free.num_devices)]
     easy = answer(free, "heuristic", "makespan")
@@ -157,19 +176,19 @@ def test_what_fits_for_one_fits_for_all(instance: Instance, unit: float, data: s
 
 
 @FEW
-@given(programs(), st.floats(1e-12, 1e12), st.data())
-def test_judge_and_planner_add_up_alike(
-    case: tuple[Instance, Any, Any], unit: float, data: st.DataObject
-) -> None:
-    """Any programs under caps at the edge of their peaks: the judge refuses exactly what the planner does."""
-    instance, orders, pairs = case
-    free = scaled(instance, 1.0, unit)
-    peaks = [peak_memory(free, d, order, pairs) for d, order in enumerate(orders)]
+@given(irregular_instances(), st.integers(1, 9), st.data())
+def test_judge_and_planner_add_up_alike(free: Instance, m: int, data: st.DataObject) -> None:
+    """Programs under caps at the edge of their peaks: the judge refuses exactly what the planner does."""
+    free = free.with_changes(num_microbatches=m)
+    serial = serial_orders(free)
+    # All F's first hold the most; one micro-batch after the other gives back and takes the same again.
+    forwards_first = tuple(tuple(sorted(order, key=lambda task: task.kind != F)) for order in serial)
+    orders = data.draw(st.sampled_from([serial, forwards_first]))
+    peaks = [peak_memory(free, d, order) for d, order in enumerate(orders)]
     capped = free.with_changes(memory_cap=[data.draw(near(peak)) for peak in peaks])
-    refused = [v for v in check(capped, simulate(capped, orders, pairs)) if v.rule == "memory"]
-    schedule = simulate(capped, orders, pairs)
-    peaks = [peak_memory(capped, d, order, schedule.pairs) for d, order in enumerate(orders)]
-    assert len(refused) == sum(not capped.fits(d, peak) for d, peak in enumerate(peaks))
+    schedule = simulate(capped, orders)
+    refused = {v.message.split(":")[0] for v in check(capped, schedule) if v.rule == "memory"}
+    assert refused == {f"device {d}" for d, peak in enumerate(peaks) if not capped.fits(d, peak)}
 
 
 def test_a_small_cap_binds() -> None:
@@ -258,8 +277,8 @@ def test_a_forged_plan_is_invalid_in_every_unit(unit: float, share: float) -> No
 
 @pytest.mark.parametrize("unit", [1e-10, 1.0])
 def test_a_plan_below_the_derived_bound_is_invalid(unit: float) -> None:
-    """A chain of 3,000 tasks, each 0.99e-9 of the makespan early: each time passes, the sum does not."""
-    plan = solve(scaled(equal_stages(1, 1000), unit, 1.0), time_limit=1.0).plan
+    """A chain of 600 tasks, each 0.99e-9 of the makespan early: each time passes, the sum does not."""
+    plan = solve(scaled(equal_stages(1, 200), unit, 1.0), time_limit=1.0).plan
     early = 0.99e-9 * plan.makespan
     moved = tuple(
         a.model_copy(update={"start": a.start - n * early, "end": a.end - n * early})

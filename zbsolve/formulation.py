@@ -19,7 +19,7 @@ from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
 from zbsolve.instance import Instance
 from zbsolve.schedule import check
 from zbsolve.simulator import CycleError, simulate_for
-from zbsolve.tolerances import OPTIMAL_GAP, TICK_ROUNDING
+from zbsolve.tolerances import BOUND_ROUNDING, OPTIMAL_GAP, TICK_ROUNDING
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Ticks:
         """Whole ticks that a lower bound given in the time unit allows the model to start from."""
         value = Fraction(max(0.0, bound)) / self.tick
         if self.exact and self.integral:  # the optimum is whole: round up, but for float noise
-            return math.ceil(value * (1 - Fraction(1, 10**10)))
+            return math.ceil(value * (1 - Fraction(BOUND_ROUNDING)))
         return math.floor(value)
 
 

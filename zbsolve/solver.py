@@ -674,10 +674,10 @@ def _take(search: _Search, result: FormulationResult) -> None:
 def _proven_by(result: FormulationResult, search: _Search) -> str:
     """What a formulation has shown of the exact model, in words."""
     who = f"{result.solver} {result.version}"
+    none_less = f"no schedule costs less than {result.bound:.9g} {search.instance.time_unit}"
     if result.status is Status.OPTIMAL:
-        return f"{who} found no schedule of the exact model that costs less than its own"
-    least = f"{result.bound:.9g} {search.instance.time_unit}"
-    return f"no schedule of the exact model costs less than {least}: {who}'s lower bound when its time ended"
+        return f"{none_less}: {who} proved it optimal on the exact model"
+    return f"{none_less}: the lower bound on the exact model that {who} had when its search ended"
 
 
 Phase = Callable[[_Search], None]

@@ -25,6 +25,9 @@ TIME_RTOL = 1e-9
 # What sums of float64 lose by being added up in another order: costs closer than this are one.
 ROUNDING = 1e-12
 
+# By how much less than it says a combinatorial bound is taken to hold where a model must not be cut by it.
+BOUND_ROUNDING = 1e-10
+
 # "optimal" allows for the rounding inside the solvers that prove it, and for nothing else.
 OPTIMAL_GAP = 1e-6
 
