@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from tests.extended_strategies import extended_instances
 from tests.strategies import small_instances
 from zbsolve.bounds import all_bounds
+from zbsolve.cli import app
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import F
 from zbsolve.instance import Instance, equal_stages, make_instance
 from zbsolve.list_scheduler import serial_orders
 from zbsolve.memory import peak_memory, serial_program
-from zbsolve.plan import Plan, check_plan
+from zbsolve.plan import Plan, check_plan, load_plan
 from zbsolve.schedule import Schedule, TimedTask, check
 from zbsolve.simulator import simulate
 from zbsolve.solver import solve
@@ -321,3 +325,48 @@ def test_small_figures_are_compared_as_large_ones(change: dict[str, Any], says: 
     assert plan.makespan == pytest.approx(1.2e-9)
     messages = [v.message for v in check_plan(plan.model_copy(update=change))]
     assert any(says in message for message in messages), messages
+
+
+def test_the_command_line_shows_and_judges_small_figures(tmp_path: Path) -> None:
+    """20 steps of 1e-10 under a cap of 1e-10, shown with their digits; a forged file is refused."""
+    instance = tmp_path / "i.json"
+    one = equal_stages(2, 4, 1e-10, 1e-10, 1e-10, mem_b=1e-10, mem_w=1e-10, memory_cap=1e-10)
+    instance.write_text(json.dumps(one.to_json_dict()))
+    plan = tmp_path / "p.json"
+    runner = CliRunner()
+    shown = runner.invoke(app, ["solve", str(instance), "--time-limit", "5", "-o", str(plan)])
+    assert shown.exit_code == 0
+    assert "2e-09 ms" in shown.output
+    assert shown.output.count("1e-10") >= 4  # peak and cap of both devices
+    assert runner.invoke(app, ["check", str(plan)]).exit_code == 0
+    forged(load_plan(plan), 0.65).save(plan)
+    refused = runner.invoke(app, ["check", str(plan)])
+    assert refused.exit_code == 1
+    assert "one at a time" in refused.output + refused.stderr
+
+
+def test_a_pair_may_take_the_rounded_sum() -> None:
+    """0.1 + 0.7 is 0.7999999999999999 in float64: t_fb of 0.8 saves nothing, and is no error."""
+    stage = {"device": 0, "t_f": 0.1, "t_b": 0.4, "t_w": 0.3, "t_bw": 0.7, "t_fb": 0.8}
+    instance = make_instance(num_devices=1, num_microbatches=1, stages=[stage])
+    assert instance.stages[0].pair_saving == 0.0
+
+
+def test_a_solvers_bound_says_what_it_is() -> None:
+    """Stopped early it is the bound of its search; only where the plan meets it is "optimal" said."""
+    times = (10.0, 7.0, 12.0), (18.0, 5.0, 1.0), (18.0, 11.0, 18.0), (10.0, 9.0, 16.0)
+    stages = [{"device": d, "t_f": f, "t_b": b, "t_w": w, "mem_w": 0.5} for d, (f, b, w) in enumerate(times)]
+
+    def proof(m: int, cap: float, seconds: float) -> tuple[str, str, str]:
+        instance = make_instance(num_devices=4, num_microbatches=m, stages=stages, memory_cap=cap)
+        plan = solve(instance, solver="cpsat", time_limit=seconds, deterministic=True).plan
+        least, rest = plan.bound_proof.statement.split(": ")
+        assert least == f"no schedule costs less than {plan.lower_bound:.9g} ms"
+        return plan.status, plan.bound_proof.method, rest
+
+    status, method, rest = proof(8, 2.0, 1.0)
+    assert (status, method) == ("optimal", "cpsat model")
+    assert rest.endswith("proved it optimal on the exact model")
+    status, method, rest = proof(10, 2.5, 0.4)
+    assert (status, method) == ("feasible", "cpsat model")
+    assert rest.endswith("had when its search ended")
