@@ -1,12 +1,11 @@
 """The exact model for CP-SAT: intervals on an integer clock.
 
-Models every rule of the design's "What a schedule means": hops, one task at a time, memory with growth and
+Models every rule of a step without options: hops, one task at a time, memory with growth and
 transients, zero-length tasks, fused or split backward. Times are whole clock steps
 (:class:`zbsolve.formulation.Ticks`). Memory is counted in whole units, exact where the amounts are
 commensurable and else rounded down: a bound stays valid, and what rounding lets through by less than a
-millionth of a cap is rejected when the orders are re-checked. It does not model F&B pairs.
-
-The only module that imports ortools.
+millionth of a cap is rejected when the orders are re-checked. It models neither recomputation nor F&B pairs
+nor several replicas.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ from zbsolve.formulation import (
     Orders,
     Ticks,
     canonical,
+    common_unit,
     conclude,
     make_ticks,
-    memory_precedences,
 )
 from zbsolve.graph import BW, B, F, Task, W
-from zbsolve.instance import MEMORY_RTOL, Instance
-from zbsolve.plan import OPTIMAL_GAP
+from zbsolve.instance import Instance
+from zbsolve.precedence import memory_precedences
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for
+from zbsolve.tolerances import MEMORY_RTOL, OPTIMAL_GAP, TICK_ROUNDING
 from zbsolve.windows import windows
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,7 @@ class CpSatModel:
     instance, objective
         What to solve; ``objective`` is ``makespan`` or ``span``.
     incumbent : orders, optional
-        Canonical orders of a valid schedule: hint, upper bound, and the order of what is not free.
-    free : frozenset of Task, optional
-        Tasks whose place on their device is open (both B, W and BW where the choice is open). All others
-        keep their order in the incumbent among themselves. None: everything is free.
+        Canonical orders of a valid schedule: hint and upper bound.
     lower_bound : float
         Proven bound in the time unit.
     deadline : float
@@ -105,7 +102,6 @@ class CpSatModel:
     instance: Instance
     objective: str
     incumbent: Orders | None = None
-    free: frozenset[Task] | None = None
     lower_bound: float = 0.0
     deadline: float = math.inf
     ticks: Ticks = field(init=False)
@@ -116,8 +112,6 @@ class CpSatModel:
     intervals: dict[Task, cp_model.IntervalVar] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.free is not None and self.incumbent is None:
-            raise ValueError("free tasks need an incumbent that orders the others")
         self.ticks = make_ticks(self.instance, self.objective)
         self._sizes: list[tuple[cp_model.IntVar, Moment, Moment, int, int]] = []
         self._w_reached: dict[int, list[cp_model.IntVar]] = {}
@@ -141,7 +135,6 @@ class CpSatModel:
             self.add_objective,
             self.add_redundant_bounds,
             self.add_windows,
-            self.keep_incumbent_order,
             self.add_hint,
         ):
             add()
@@ -290,7 +283,7 @@ class CpSatModel:
         self._add_memory_precedences()
 
     def _precedences_suffice(self, stages: tuple[int, ...]) -> bool:
-        """Whether :func:`memory_precedences` already says all that the cap demands.
+        """Whether :func:`zbsolve.precedence.memory_precedences` already says all that the cap demands.
 
         It does for a single stage with one M from F to W: F j then waits for W j - k, so at most k are held.
         """
@@ -325,9 +318,9 @@ class CpSatModel:
 
     def _add_memory_precedences(self) -> None:
         """What the caps imply for the order: part of the cumulatives, but as precedences on every path."""
-        for (kind, s, i), (_, _, j) in memory_precedences(self.instance):
+        for (kind, s, i), (_, waiting, j) in memory_precedences(self.instance):
             before = self.backward[s, i]
-            self.model.add(self.forward[s, j] >= (before.released if kind is W else before.end))
+            self.model.add(self.forward[waiting, j] >= (before.released if kind is W else before.end))
 
     # --- objective and what helps to prove it --------------------------------------------------
 
@@ -376,7 +369,7 @@ class CpSatModel:
         limit = self.cost * self.ticks.fine + self.ticks.zeros
 
         def steps(least: float) -> int:
-            return max(0, math.floor(least + 1e-6))
+            return max(0, math.floor(least + TICK_ROUNDING))
 
         for (s, j), back in self.backward.items():
             self.model.add(self.forward[s, j] >= steps(found.heads[0, s, j, whole]))
@@ -386,19 +379,6 @@ class CpSatModel:
             kinds = (B,) if back.fused is None else (B, BW)
             gradient = back.start + min(self.ticks.steps(kind, s) for kind in kinds)
             self.model.add(gradient + steps(found.tails[1, s, j, whole]) <= limit)
-
-    def keep_incumbent_order(self) -> None:
-        """Tasks that are not free keep their relative order on the device, and their choice of fusing."""
-        if self.free is None or self.incumbent is None:
-            return
-        for order in self.incumbent:
-            kept = [task for task in order if task not in self.free]
-            for before, after in pairwise(kept):
-                self.model.add(self._start(after) >= self._start(before) + self.ticks.steps(*before[:2]))
-            for kind, s, j in kept:
-                fused = None if kind is F else self.backward[s, j].fused
-                if fused is not None:
-                    self.model.add(fused == (1 if kind is BW else 0))
 
     def add_hint(self) -> None:
         """Start from the incumbent's clock times: a value for every variable, hence a solution at once."""
@@ -462,12 +442,6 @@ class CpSatModel:
     def _hint_cost(self, moment: Moments) -> None:
         self.model.add_hint(self.cost, self.upper)
 
-    def _start(self, task: Task) -> cp_model.IntVar:
-        kind, s, j = task
-        if kind is F:
-            return self.forward[s, j]
-        return self.backward[s, j].w_start if kind is W else self.backward[s, j].start
-
     @property
     def _m(self) -> int:
         return self.instance.num_microbatches
@@ -497,11 +471,9 @@ class _MemoryUnits:
 
 def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
-    cap = instance.cap(device)
-    room = (
-        Fraction(cap)
-        + 2 * Fraction(MEMORY_RTOL) * max(Fraction(1), Fraction(cap))  # as zbsolve.precedence.room, exactly
-        - Fraction(instance.static(device))
+    # As zbsolve.tolerances.proof_room, exactly.
+    room = Fraction(instance.cap(device)) * (1 + 2 * Fraction(MEMORY_RTOL)) - Fraction(
+        instance.static(device)
     )
     amounts = {
         s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
@@ -509,24 +481,16 @@ def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
         for data in (instance.stages[s],)
     }
     positive = [value for row in amounts.values() for value in row if value > 0]
-    unit = max(room, Fraction(max(positive, default=1.0))) / 2**bits
-    # Decimal figures (27.7) and byte counts in MiB (x / 2**20) are both commensurable, in different ways.
-    readings: tuple[Callable[[float], Fraction], ...] = (_decimal, Fraction)
-    for read in readings:
-        exact = [read(value) for value in positive]
-        common = math.lcm(*(value.denominator for value in exact))
-        divisor = Fraction(math.gcd(*(int(value * common) for value in exact)) or 1, common)
-        if divisor >= unit:
-            unit = divisor
-            break
+    unit = max(room, Fraction(max(positive, default=0.0))) / 2**bits or Fraction(1)
+    common = common_unit(positive)
+    if common is not None and common[0] >= unit:
+        unit, counts = common
+    else:
+        counts = {value: math.floor(Fraction(value) / unit) for value in positive}
     return _MemoryUnits(
         math.floor(room / unit),
-        {s: tuple(math.floor(read(value) / unit) for value in row) for s, row in amounts.items()},
+        {s: tuple(counts.get(value, 0) for value in row) for s, row in amounts.items()},
     )
-
-
-def _decimal(value: float) -> Fraction:
-    return Fraction(repr(value))
 
 
 # --- solving -----------------------------------------------------------------------------------
@@ -538,14 +502,12 @@ def solve_cpsat(
     *,
     time_limit: float,
     hint: Schedule | None = None,
-    free: frozenset[Task] | None = None,
     lower_bound: float = 0.0,
     seed: int = 0,
     deterministic: bool = False,
     workers: int = 2,
     stop_at_gap: float = 0.0,
     on_improvement: Callable[[Orders, float], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
 ) -> FormulationResult:
     """Solve with CP-SAT.
 
@@ -557,9 +519,6 @@ def solve_cpsat(
         Seconds, model building included. In deterministic mode: CP-SAT's deterministic seconds.
     hint : Schedule, optional
         A valid schedule; the answer is never worse.
-    free : frozenset of Task, optional
-        With ``hint``: only these tasks may move; the bound is then None, for it holds for the window alone.
-        Name tasks as in :func:`zbsolve.formulation.canonical` of the hint.
     lower_bound : float
         A proven lower bound in the time unit.
     deterministic : bool
@@ -568,8 +527,6 @@ def solve_cpsat(
         Stop once (cost - bound) / cost is within this.
     on_improvement : callable, optional
         Called from the solver's thread with each better solution's orders and the bound so far.
-    should_stop : callable, optional
-        Polled a few times a second; True ends the search with what there is.
 
     Returns
     -------
@@ -581,27 +538,25 @@ def solve_cpsat(
     candidates: list[Orders] = [] if warm is None else [warm]
 
     def answer(bound: float | None, infeasible: bool, native: str) -> FormulationResult:
-        if free is not None:
-            bound = None
-        elif lower_bound > 0:
+        if lower_bound > 0:
             bound = max(lower_bound, bound or 0.0)
         return conclude(
             instance,
             objective,
             found=candidates,
             bound=bound,
-            infeasible=infeasible and free is None,
+            infeasible=infeasible,
             native_status=native,
             solver=SOLVER,
             version=version("ortools"),
             seconds=time.monotonic() - begun,
         )
 
-    if hint is not None and free is None and hint.cost(objective) <= lower_bound * (1 + OPTIMAL_GAP / 2):
+    if hint is not None and hint.cost(objective) <= lower_bound * (1 + OPTIMAL_GAP / 2):
         return answer(lower_bound, False, "the warm start meets the bound")
     try:
         built = CpSatModel(
-            instance, objective, warm, free, lower_bound, math.inf if deterministic else begun + time_limit
+            instance, objective, warm, lower_bound, math.inf if deterministic else begun + time_limit
         )
     except OutOfTimeError:
         return answer(None, False, "time limit while building the model")
@@ -630,8 +585,7 @@ def solve_cpsat(
         parameters.subsolvers.extend(("objective_lb_search", "quick_restart"))
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
-    with _Stopper(solver, should_stop):
-        native = solve_interruptibly(solver, built.model, callback)
+    native = solve_interruptibly(solver, built.model, callback)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
     if native in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -688,29 +642,3 @@ class _Improvements(cp_model.CpSolverSolutionCallback):
     def on_solution_callback(self) -> None:
         bound = self._built.ticks.to_bound(self.best_objective_bound)
         self._report(self._built.orders(self.value), max(bound, self._built.lower_bound))
-
-
-class _Stopper:
-    """Polls ``should_stop`` in a thread while the solver runs."""
-
-    def __init__(self, solver: cp_model.CpSolver, should_stop: Callable[[], bool] | None) -> None:
-        self._solver = solver
-        self._should_stop = should_stop
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> None:
-        if self._should_stop is not None:
-            self._thread = threading.Thread(target=self._poll, daemon=True)
-            self._thread.start()
-
-    def _poll(self) -> None:
-        assert self._should_stop is not None
-        while not self._over.wait(0.05):
-            if self._should_stop():
-                self._solver.stop_search()  # lost when the search has not begun yet: asked again
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()

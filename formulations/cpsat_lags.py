@@ -26,6 +26,7 @@ from zbsolve.formulations.cpsat import (
 from zbsolve.graph import F, Task
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag
+from zbsolve.tolerances import TICK_ROUNDING
 
 log = logging.getLogger(__name__)
 
@@ -152,4 +153,4 @@ def prove_lag(
 
 def _lag_value(built: LagModel, steps: float) -> float:
     """A lag in the time unit from a bound in clock steps, rounded down."""
-    return built.ticks.to_bound(built.ticks.cost_of(math.ceil(steps - 1e-6)))
+    return built.ticks.to_bound(built.ticks.cost_of(math.ceil(steps - TICK_ROUNDING)))

@@ -24,11 +24,13 @@ from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
 from zbsolve.instance import Instance
 from zbsolve.memory import effect
 from zbsolve.precedence import room
+from zbsolve.tolerances import COUNT_ROUNDING
 
 # Units of time in a period. Lengths are rounded down (a period may be all work), but to no less than one,
 # so that starts alone settle every order; times come from the orders, on the unrounded instance.
 UNITS = 2_000
 MEMORY_UNITS = 10_000
+MOST_OVER = 1_000 * MEMORY_UNITS
 # Amounts are rounded to the nearest unit; some that just fit together must not seem to overrun.
 MEMORY_TOLERANCE = 3
 
@@ -96,8 +98,10 @@ class PeriodicModel:
         for s, kind in enumerate(self.backward):
             self.jobs += [(F, s), (kind, s)] + ([] if kind is BW else [(W, s)])
         scale = UNITS / period
-        self.length = {job: max(1, int(duration(instance, *job) * scale)) for job in self.jobs}
-        self.hops = [int(instance.hop(q) * scale) for q in range(instance.num_stages - 1)]
+        self.length = {
+            job: max(1, int(duration(instance, *job) * scale + COUNT_ROUNDING)) for job in self.jobs
+        }
+        self.hops = [int(instance.hop(q) * scale + COUNT_ROUNDING) for q in range(instance.num_stages - 1)]
         self.model = cp_model.CpModel()
         self.phase: dict[Job, cp_model.IntVar] = {}
         self.lap: dict[Job, cp_model.IntVar] = {}
@@ -176,9 +180,9 @@ class PeriodicModel:
             free = room(self.instance, device)
             if math.isinf(free):
                 continue
-            over = self.model.new_int_var(0, 1_000 * MEMORY_UNITS, f"over{device}")
+            over = self.model.new_int_var(0, MOST_OVER, f"over{device}")
             self.over.append(over)
-            net, running = self._memory_units(device, MEMORY_UNITS / max(free, 1e-12))
+            net, running = self._memory_units(device, free)
             worst = 0
             for x in net:
                 terms: list[cp_model.LinearExprT] = [running[x]]
@@ -194,19 +198,27 @@ class PeriodicModel:
                 worst = max(worst, hinted - MEMORY_UNITS - MEMORY_TOLERANCE)
             self.model.add_hint(over, worst)
 
-    def _memory_units(self, device: int, scale: float) -> tuple[dict[Job, int], dict[Job, int]]:
+    def _memory_units(self, device: int, free: float) -> tuple[dict[Job, int], dict[Job, int]]:
         """Of each task of a device: the change that it leaves, and the rise while it runs, in units.
 
+        ``free`` are so many units; where nothing is, whatever is held overruns it by the most there is.
         The changes of a stage add up to nothing, also when rounded: a common lap must cancel.
         """
         net: dict[Job, int] = {}
         running: dict[Job, int] = {}
+
+        def units(amount: float) -> int:
+            if amount == 0:
+                return 0
+            share = amount / free if free > 0 else math.copysign(math.inf, amount)
+            return round(max(-MOST_OVER, min(MOST_OVER, share * MEMORY_UNITS)))
+
         for s in self.instance.stages_on(device):
             jobs = [job for job in self.jobs if job[1] == s]
             for kind, _ in jobs:
                 found = effect(self.instance.stages[s], kind)
-                net[kind, s] = round(found.net * scale)
-                running[kind, s] = round(found.while_running * scale)
+                net[kind, s] = units(found.net)
+                running[kind, s] = units(found.while_running)
             *others, last = jobs
             net[last] = -sum(net[job] for job in others)
         return net, running

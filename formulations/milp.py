@@ -39,24 +39,22 @@ from zbsolve.formulation import (
     canonical,
     conclude,
     make_ticks,
-    memory_precedences,
     serial_length,
 )
 from zbsolve.graph import BW, B, F, Task, TaskGraph, W, duration
 from zbsolve.instance import Instance
 from zbsolve.memory import effect
-from zbsolve.precedence import room
+from zbsolve.precedence import memory_precedences, room
 from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate_for, topological_order
+from zbsolve.tolerances import DUAL_BOUND_RTOL, ROW_FEASIBILITY, TIME_RTOL, UPPER_SLACK
 
 log = logging.getLogger(__name__)
 
 Backend = Literal["highs", "cbc"]
 
-# The horizon in model units: absolute tolerances of 1e-7 are then 1e-9 of the cost.
+# The horizon in model units: the absolute tolerances of solvers, 1e-7, are then 1e-9 of the cost.
 HORIZON_UNITS = 100.0
-# What a dual bound of floating-point pivots is trusted to, relative to the cost.
-BOUND_RTOL = 4e-7
 # A limit is kept by the solvers themselves; CBC is killed when it is this much over (seconds, share).
 GRACE_SECONDS, GRACE_SHARE = 1.0, 0.1
 
@@ -125,7 +123,9 @@ class MilpModel:
         upper = serial_length(self.instance) if self._warm is None else self._warm.cost(self.objective)
         self.unit = upper / HORIZON_UNITS or 1.0
         # All windows meet device 0's, so in the span twice the cost holds every task (F of (0, 0) at 0).
-        self._latest = (HORIZON_UNITS if self.objective == "makespan" else 2 * HORIZON_UNITS) * (1 + 1e-7)
+        self._latest = (HORIZON_UNITS if self.objective == "makespan" else 2 * HORIZON_UNITS) * (
+            1 + UPPER_SLACK
+        )
         # A backward is one task, named B, that may be of BW's length.
         self.tasks = [t for t in TaskGraph(self.instance).tasks if t.kind is not BW]
         for build in (
@@ -255,7 +255,7 @@ class MilpModel:
             self.problem += self.start[b] >= self.start[a] + self.length(a) + lag_of.get((a, b), 0.0)
         for task, earliest in self._earliest.items():
             if task != Task(F, 0, 0):
-                self.start[task].lowBound = earliest * (1 - 1e-9)  # sums of floats in another order
+                self.start[task].lowBound = earliest * (1 - TIME_RTOL)  # sums of floats in another order
 
     def order_zero_length_tasks(self) -> None:
         """Ranks for tasks that may have no length: times alone do not keep those from a circle.
@@ -332,8 +332,8 @@ class MilpModel:
 
     def add_objective(self) -> None:
         """Cost bounds every end (makespan) or every device's window (span), and each device's work."""
-        lower = min(self.lower_bound / self.unit, HORIZON_UNITS) * (1 - 1e-9)
-        self.cost = pulp.LpVariable("cost", lower, HORIZON_UNITS * (1 + 1e-7))
+        lower = min(self.lower_bound / self.unit, HORIZON_UNITS) * (1 - TIME_RTOL)
+        self.cost = pulp.LpVariable("cost", lower, HORIZON_UNITS * (1 + UPPER_SLACK))
         self.problem.setObjective(1 * self.cost)
         for device, tasks in enumerate(self.on_device):
             # The device's first task is an F of micro-batch 0 of its first stage: all others wait for it.
@@ -429,7 +429,6 @@ def solve_milp(
     hint: Schedule | None = None,
     lower_bound: float = 0.0,
     seed: int = 0,
-    should_stop: Callable[[], bool] | None = None,
 ) -> FormulationResult:
     """Solve with PuLP.
 
@@ -445,8 +444,6 @@ def solve_milp(
         A valid schedule; the answer is never worse.
     lower_bound : float
         A proven lower bound in the time unit.
-    should_stop : callable, optional
-        Polled while the solver runs; True ends the search (CBC then leaves no solution).
 
     Returns
     -------
@@ -463,7 +460,6 @@ def solve_milp(
     candidates: list[Orders] = [] if warm is None else [warm]
     solve = {"highs": _solve_highs, "cbc": _solve_cbc}[backend]
     deadline = begun + time_limit
-    stop = should_stop or (lambda: False)
 
     def answer(bound: float | None, native: _Native) -> FormulationResult:
         if lower_bound > 0:
@@ -484,7 +480,7 @@ def solve_milp(
         built = MilpModel(instance, objective, warm, lower_bound, deadline)
     except _OutOfTimeError:
         return answer(None, _Native("time limit while building the model", False, None, False, ""))
-    native = solve(built, deadline, seed, stop)
+    native = solve(built, deadline, seed)
     log.info("milp-%s: %s, bound %s", backend, native.word, native.bound)
     if native.has_values:
         candidates.append(built.orders())
@@ -499,21 +495,21 @@ def _bound(built: MilpModel, native: _Native) -> float | None:
     if native.bound is None or not math.isfinite(native.bound):
         return None
     bound = native.bound * built.unit
-    margin = BOUND_RTOL * max(bound, 0.0)
+    margin = DUAL_BOUND_RTOL * max(bound, 0.0)
     ticks = make_ticks(built.instance, built.objective)
     if ticks.exact and ticks.integral and float(ticks.tick) > 4 * margin:
         return ticks.to_bound(math.ceil((bound - margin) / float(ticks.tick)))
     return max(0.0, bound - margin)
 
 
-def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
+def _solve_highs(built: MilpModel, deadline: float, seed: int) -> _Native:
     solver = pulp.HiGHS(
         msg=False,
         timeLimit=max(0.01, deadline - time.monotonic()),
         gapRel=1e-7,
         random_seed=seed,
-        mip_feasibility_tolerance=1e-9,
-        primal_feasibility_tolerance=1e-9,
+        mip_feasibility_tolerance=ROW_FEASIBILITY,
+        primal_feasibility_tolerance=ROW_FEASIBILITY,
     )
     problem = built.problem
     with _stdout_closed():
@@ -523,7 +519,7 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int, should_stop: Call
     variables = problem.variables()
 
     def interrupt(_kind: int, _text: str, _output: Any, given: Any, _data: Any) -> None:
-        if should_stop() or time.monotonic() > deadline + GRACE_SECONDS:
+        if time.monotonic() > deadline + GRACE_SECONDS:
             given.user_interrupt = True
 
     model.setCallback(interrupt, None)
@@ -570,7 +566,7 @@ def _stdout_closed() -> Iterator[None]:
         os.close(sink)
 
 
-def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callable[[], bool]) -> _Native:
+def _solve_cbc(built: MilpModel, deadline: float, seed: int) -> _Native:
     """Run the CBC binary that PuLP bundles; PuLP writes and reads its files, the log says what is proven."""
     try:
         solver = pulp.PULP_CBC_CMD(msg=False, keepFiles=True)
@@ -588,10 +584,10 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callab
             command += ["-mips", str(start)]
         seconds = max(0.01, deadline - time.monotonic())
         command += ["-sec", f"{seconds:.2f}", "-timeMode", "elapsed", "-ratio", "0", "-allow", "1e-7"]
-        command += ["-integerTolerance", "1e-9", "-randomCbcSeed", str(seed + 1)]
+        command += ["-integerTolerance", str(ROW_FEASIBILITY), "-randomCbcSeed", str(seed + 1)]
         command += ["-solve", "-printingOptions", "all", "-solution", str(solution)]
         begun = time.monotonic()
-        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS, should_stop)
+        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS)
         in_time = time.monotonic() - begun < seconds
         text = output.read_text(encoding="utf-8", errors="replace")
         native = _read_cbc_log(text, in_time)
@@ -602,8 +598,8 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int, should_stop: Callab
         return native._replace(has_values=False)
 
 
-def _run(command: Sequence[str], output: Path, kill_at: float, should_stop: Callable[[], bool]) -> None:
-    """Run a solver binary; kill it when told to stop or when it overruns its own limit."""
+def _run(command: Sequence[str], output: Path, kill_at: float) -> None:
+    """Run a solver binary; kill it when it overruns its own limit."""
     try:
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -615,7 +611,7 @@ def _run(command: Sequence[str], output: Path, kill_at: float, should_stop: Call
             "milp-highs"
         ) from None
     try:
-        while process.poll() is None and time.monotonic() < kill_at and not should_stop():
+        while process.poll() is None and time.monotonic() < kill_at:
             try:
                 process.wait(timeout=0.05)
             except subprocess.TimeoutExpired:

@@ -16,10 +16,10 @@ from statistics import median
 
 from zbsolve.graph import BW, B, F, Task, W, predecessors
 from zbsolve.instance import Instance
-from zbsolve.memory_check import TOLERANCE
 from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
 from zbsolve.runtime.outcome import Outcome
 from zbsolve.simulator import simulate
+from zbsolve.tolerances import MEASURED_MEMORY_RTOL
 from zbsolve.trace import Trace, measured_hops
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _DEAR_SPLIT = 1.3
 _PEAKS = ("F", "B", "W", "BW")
 # Share of what a micro-batch holds on a stage: what a run's memory check lets pass, so that no transient that
 # is left out can set off its alarm.
-PEAK_FLOOR = TOLERANCE
+PEAK_FLOOR = MEASURED_MEMORY_RTOL
 # F + B + W and F + BW are the same arithmetic: further apart than this, something disturbed the profile.
 _APART = 0.1
 

@@ -123,7 +123,7 @@ def all_orders(instance: Instance) -> Iterator[tuple[tuple[tuple[Name, ...], ...
                 continue  # the same orders come up in the sequence that is sorted by start
             during, change = memory(task)
             cap = instance.cap(device)
-            if level[device] + during > cap + 1e-9 * max(1.0, cap):
+            if level[device] + during > cap + 1e-9 * cap:
                 continue
             order.append(task)
             starts[task], ends[task] = start, start + length(instance, task)

@@ -145,15 +145,15 @@ def test_a_bound_says_which_lags_it_rests_on() -> None:
 
 
 def test_what_the_checker_accepts_fits_the_exact_models() -> None:
-    """Three F's of 0.01 under a cap of 0.029999999 pass the checker's float sums: no bound may differ.
+    """Three F's of 0.01 under a cap of 0.029999999973 are within its tolerance: no bound may differ.
 
     On device 0 F F F B W B W B W, on device 1 three F B and the W's: 11 units.
     """
-    instance = equal_stages(2, 3, t_comm=1.0, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999)
+    instance = equal_stages(2, 3, t_comm=1.0, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999973)
     plan = solve(instance, time_limit=10).plan
     assert plan.makespan == pytest.approx(11.0)
     result = solve_cpsat(instance, "makespan", time_limit=10, hint=plan.schedule())
     assert result.bound is not None
     assert result.bound <= 11.0
-    near = equal_stages(2, 3, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999)
+    near = equal_stages(2, 3, mem_b=0.01, mem_w=0.005, memory_cap=0.029999999973)
     assert lag(near, 0, 2).value == pytest.approx(2.0)

@@ -195,7 +195,7 @@ def test_message_errors_are_named() -> None:
         ({"gap": 0.5}, "gap is stated as 0.5"),
         ({"peak_memory": (0.0, 1.0)}, "peak_memory[0] is stated as 0, the programs give 2"),
         ({"lower_bound": 99.0, "gap": 0.0}, "lower_bound 99 is above"),
-        ({"status": "optimal"}, "status is optimal but the gap is 100.00%"),
+        ({"status": "optimal"}, "status is optimal but the gap is 100%"),
         ({"makespan": float("nan")}, "makespan is stated as nan"),
     ],
 )

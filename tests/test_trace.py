@@ -76,7 +76,7 @@ def test_run_as_planned() -> None:
     first, second = result.devices
     assert (first.busy, first.bubble, first.wait, first.slow, first.excess_wait) == (3.0, 2.0, 2.0, 0.0, 0.0)
     # Device 1: waits 1 for its first input, idles 1 after its last op.
-    assert (second.bubble, second.wait, second.other_idle, second.excess_wait) == (2.0, 1.0, 1.0, 0.0)
+    assert (second.bubble, second.wait, second.excess_wait) == (2.0, 1.0, 0.0)
 
 
 def test_late_message_grows_only_the_wait() -> None:

@@ -231,7 +231,7 @@ def _fits_without(inputs: Inputs, best: Candidate, candidates: Sequence[Candidat
     most = max(device.memory for device in inputs.cluster.each)
     alone = next((c for c in candidates if c.config.p == 1), None)
     unit = profile.memory_unit
-    figures = f"one micro-batch of the whole model takes about {need:,.0f} {unit}, a device has {most:,.0f}"
+    figures = f"one micro-batch of the whole model takes about {need:,.6g} {unit}, a device has {most:,.6g}"
     if alone is not None:
         slower = alone.outcome.per_sample / best.outcome.per_sample - 1
         figures += "; it fits"
@@ -325,11 +325,11 @@ def _memory(inputs: Inputs, best: Candidate) -> Reason:
     used = best.outcome.peak_memory
     unit = inputs.cluster.memory_unit
     if half.status != "ok":
-        return Reason(rule, f"the plan holds {used:,.0f} {unit} at most; with 70 % nothing fits", True)
+        return Reason(rule, f"the plan holds {used:,.6g} {unit} at most; with 70 % nothing fits", True)
     slower = half.step / best.outcome.step - 1
     return Reason(
         rule,
-        f"the plan holds {used:,.0f} {unit} at most; with 70 % of the memory a step takes "
+        f"the plan holds {used:,.6g} {unit} at most; with 70 % of the memory a step takes "
         f"{percent(slower)} longer",
         slower >= WORTH_IT,
     )

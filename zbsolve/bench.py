@@ -26,12 +26,13 @@ from zbsolve.formulation import FormulationResult
 from zbsolve.instance import Instance, load_instance
 from zbsolve.known import Claim, Known, Objective, contradictions
 from zbsolve.memory import peak_memory
-from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
+from zbsolve.plan import Plan, relative_gap
 from zbsolve.random_instances import SEEDS, random_instance
 from zbsolve.report.comparison import one_f_one_b_cost
 from zbsolve.schedule import check
 from zbsolve.simulator import simulate_for
 from zbsolve.solver import CPSAT_MOST_TASKS, Progress, solve
+from zbsolve.tolerances import OPTIMAL_GAP
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from zbsolve.baselines import BASELINES
 from zbsolve.formulas import FORMULAS, Figures, Sizes, instance_for, simulated, verified
 from zbsolve.plan import check_plan
 from zbsolve.solver import certify, solve
+from zbsolve.tolerances import TIME_RTOL
 
 # Sizes at which formula and simulation are compared, where the formula holds.
 GRID = tuple(
@@ -68,7 +69,7 @@ class Entry:
     @property
     def solver_never_worse(self) -> bool:
         """Whether the solver's plan costs no more."""
-        return self.solved <= self.cost * (1 + 1e-9)
+        return self.solved <= self.cost * (1 + TIME_RTOL)
 
     def to_json_dict(self) -> dict[str, Any]:
         """JSON data."""
@@ -119,7 +120,7 @@ def markdown(rows: list[Entry]) -> str:
         bubble, peak, hops = row.example
         beside = (
             "equal"
-            if abs(row.solved - row.cost) <= 1e-9 * row.cost
+            if abs(row.solved - row.cost) <= TIME_RTOL * row.cost
             else f"{1 - row.solved / row.cost:.1%} less"
         )
         lines.append(

@@ -23,6 +23,7 @@ from zbsolve.errors import ZbsolveError
 from zbsolve.formulation import FormulationResult, Status
 from zbsolve.instance import equal_stages
 from zbsolve.simulator import simulate
+from zbsolve.tolerances import same_figure
 
 TORCH_PATIENCE = 120.0
 
@@ -96,7 +97,7 @@ def _solver(part: str, package: str, attempt: Callable[[], FormulationResult], c
         reason = " ".join(str(error).split())
         return Finding(part, State.BROKEN, f"{package} {release}", f"{consequence}: {reason}")
     cost = simulate(TINY, result.orders).makespan if result.orders is not None else math.inf
-    if result.status is not Status.OPTIMAL or abs(cost - KNOWN_OPTIMUM) > 1e-6:
+    if result.status is not Status.OPTIMAL or not same_figure(cost, KNOWN_OPTIMUM):
         reason = f"says {result.native_status} of {cost:g}, the optimum is {KNOWN_OPTIMUM:g}"
         return Finding(part, State.BROKEN, f"{package} {release}", f"{consequence}: {reason}")
     return Finding(part, State.OK, f"{package} {release}, solved a test instance ({result.native_status})")

@@ -24,6 +24,7 @@ from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_put_off
 from zbsolve.precedence import backward_adds, memory_waits, pass_lengths, room
+from zbsolve.tolerances import COUNT_ROUNDING
 
 FloatArray = NDArray[np.float64]
 
@@ -168,9 +169,9 @@ def least_time_before(
                 if left > 0:
                     # Not even all W's of the second stage would free enough; nor is the ratio below too much
                     # for an integer, though pending_b may be next to nothing.
-                    if left > (ended + 1e-9) * pending_b:
+                    if left > (ended + COUNT_ROUNDING) * pending_b:
                         continue
-                    rest_b = min(ended, int(np.ceil(left / pending_b - 1e-9)))
+                    rest_b = min(ended, int(np.ceil(left / pending_b - COUNT_ROUNDING)))
                 counts[rest] = rest_a
                 if two:
                     counts[rest + 1] = rest_b

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -17,10 +17,9 @@ from functools import cached_property
 
 from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
 from zbsolve.instance import Instance
-from zbsolve.plan import OPTIMAL_GAP
-from zbsolve.precedence import room
 from zbsolve.schedule import check
 from zbsolve.simulator import CycleError, simulate_for
+from zbsolve.tolerances import BOUND_ROUNDING, OPTIMAL_GAP, TICK_ROUNDING
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class FormulationResult:
     bound : float, optional
         Lower bound proven for the unrounded instance, in its time unit; None where there is none.
     native_status : str
-        The solver's own word.
+        The solver's own word for how its search ended; says nothing of the bound.
     solver, version : str
         Which solver answered.
     seconds : float
@@ -96,35 +95,6 @@ def canonical(instance: Instance, orders: Sequence[Sequence[Task]]) -> Orders:
             device_order.append(Task(kind, s, j))
         renamed.append(tuple(device_order))
     return tuple(renamed)
-
-
-def memory_precedences(instance: Instance) -> list[tuple[Task, Task]]:
-    """Pairs (before, after) that every canonical schedule keeps because of the caps.
-
-    If only k micro-batches of a stage fit at once, F j waits until micro-batch j - k is gone: its backward
-    (stated as B, also where BW may stand for it), or its W where the stage cannot fuse.
-    """
-    pairs = []
-    for s, stage in enumerate(instance.stages):
-        waits = [(B, stage.mem_b)]
-        if stage.t_bw is None:
-            waits.append((W, min(stage.mem_b, stage.mem_w)))
-        for kind, each in waits:
-            k = _most_held(instance, stage.device, each, stage.mem_b + stage.peak_f)
-            pairs += [(Task(kind, s, j - k), Task(F, s, j)) for j in range(k, instance.num_microbatches)]
-    return pairs
-
-
-def _most_held(instance: Instance, device: int, each: float, newest: float) -> int:
-    """How many of m micro-batches fit when one of them holds ``newest`` and the others ``each``.
-
-    At least 1: where not even one fits the instance is infeasible, which the models find themselves.
-    """
-    free = room(instance, device)
-    count = 1
-    while count < instance.num_microbatches and newest + count * each <= free:
-        count += 1
-    return count
 
 
 def serial_length(instance: Instance) -> float:
@@ -231,37 +201,62 @@ class Ticks:
 
     def to_bound(self, ticks: float) -> float:
         """Lower bound in the time unit from a solver's bound on the whole number of ticks."""
-        whole = math.ceil(ticks - 1e-6)
+        whole = math.ceil(ticks - TICK_ROUNDING)
         return max(0.0, float(self.tick * (whole if self.integral else whole - 1)))
 
     def from_bound(self, bound: float) -> int:
         """Whole ticks that a lower bound given in the time unit allows the model to start from."""
         value = Fraction(max(0.0, bound)) / self.tick
         if self.exact and self.integral:  # the optimum is whole: round up, but for float noise
-            return math.ceil(value * (1 - Fraction(1, 10**10)))
+            return math.ceil(value * (1 - Fraction(BOUND_ROUNDING)))
         return math.floor(value)
+
+
+# A ratio of durations, or of amounts of memory, is a fraction of at most this denominator to within the
+# rounding of the two floats, or it is none.
+MOST_DENOMINATOR = 2**24
+RATIO_ROUNDING = Fraction(1, 2**50)
+
+
+def common_unit(values: Iterable[float]) -> tuple[Fraction, dict[float, int]] | None:
+    """The largest unit that measures every positive value, and how many each is; None where there is none.
+
+    Read from their ratios, which depend on no choice of unit: decimal figures (27.7) and byte counts in MiB
+    (x / 2**20) are commensurable, and so they are in seconds or GiB, where none is a round float.
+    """
+    positive = {value for value in values if value > 0}
+    if not positive:
+        return Fraction(1), {}
+    largest = Fraction(max(positive))
+    ratios = {}
+    for value in positive:
+        ratio = Fraction(value) / largest
+        ratios[value] = ratio.limit_denominator(MOST_DENOMINATOR)
+        if abs(ratios[value] - ratio) > RATIO_ROUNDING * ratio:
+            return None
+    parts = math.lcm(*(ratio.denominator for ratio in ratios.values()))
+    return Fraction(repr(max(positive))) / parts, {value: int(r * parts) for value, r in ratios.items()}
 
 
 def make_ticks(instance: Instance, objective: str) -> Ticks:
     """Choose the tick (see :class:`Ticks`): exact where durations are commensurable, else rounding down."""
     p, m = instance.num_devices, instance.num_microbatches
     lengths = {
-        (kind, s): Fraction(repr(duration(instance, kind, s)))
+        (kind, s): duration(instance, kind, s)
         for s, stage in enumerate(instance.stages)
         for kind in kinds_of(instance, s)
     }
-    hops = [Fraction(repr(instance.hop(s))) for s in range(instance.num_stages - 1)]
-    positive = [value for value in (*lengths.values(), *hops) if value > 0]
+    hops = [instance.hop(s) for s in range(instance.num_stages - 1)]
+    common = common_unit((*lengths.values(), *hops))
     serial = Fraction(serial_length(instance)) or Fraction(1)
-    common = math.lcm(*(value.denominator for value in positive))
-    divisor = Fraction(math.gcd(*(int(value * common) for value in positive)) or 1, common)
     means = math.lcm(*range(1, p + 1)) if objective == "span" else 1
 
     zeros = sum(m for value in lengths.values() if value == 0)
     while True:
         fine = 1 if zeros == 0 else (p if objective == "span" else 1) * zeros + 1
-        exact = serial / divisor * fine <= EXACT_HORIZON
-        if exact:
+        exact = common is not None and serial / common[0] * fine <= EXACT_HORIZON
+        if common is not None and exact:
+            divisor = common[0]
             integral = serial / divisor * means * fine <= EXACT_HORIZON
             # Without whole means one unit of the last place is lost: make that place small.
             places = means if integral else 2 ** int(math.log2(EXACT_HORIZON / (serial / divisor * fine)))
@@ -274,8 +269,11 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
             break
         zeros = counted  # the tick is so coarse that short tasks vanish: they need a step as well
 
-    def steps(value: Fraction) -> float:
-        return float(math.floor(value / tick) * fine)
+    def steps(value: float) -> float:
+        length = Fraction(value)
+        if common is not None and exact and value > 0:
+            length = common[0] * common[1][value]
+        return float(math.floor(length / tick) * fine)
 
     stages = []
     for s, stage in enumerate(instance.stages):

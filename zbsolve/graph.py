@@ -1,8 +1,13 @@
 """Tasks and their dependencies, built from an Instance: pure data and queries.
 
-Rules modelled here (and nowhere else): which tasks a step consists of, how long each takes, and which
-must end before which may start, with the hop between different devices. Who shares a device, and what
-memory a task holds, is in :mod:`zbsolve.memory` and in the instance.
+Modelled here: which tasks a step consists of, how long each takes by itself, and which must end before which
+may start, with the hop between different devices. What memory a task holds is in :mod:`zbsolve.memory`, how
+long an F&B pair takes in :meth:`zbsolve.instance.Instance.pair_duration`, when links are free in
+:class:`zbsolve.simulator.Links`.
+
+Not everything reads these rules from here: the loops in machine code (:mod:`zbsolve.list_scheduler` and the
+searches), the longest paths (:mod:`zbsolve.windows`, :mod:`zbsolve.refutation`) and CP-SAT's models state
+them anew in their own terms, and the judge (:mod:`zbsolve.schedule`) does so on purpose.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from zbsolve.graph import Task
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, Policy, preset
 from zbsolve.precedence import back, room
+from zbsolve.tolerances import COUNT_ROUNDING
 
 Orders = tuple[tuple[Task, ...], ...]
 
@@ -32,7 +33,9 @@ def in_flight_for_round_trip(instance: Instance, depth: float | list[float]) -> 
     limits = []
     for s, stage in enumerate(instance.stages):
         wanted = depth[stage.device] if isinstance(depth, list) else depth
-        limits.append(max(1, math.ceil(min(wanted * _trips(instance, s), instance.num_microbatches) - 1e-9)))
+        limits.append(
+            max(1, math.ceil(min(wanted * _trips(instance, s), instance.num_microbatches) - COUNT_ROUNDING))
+        )
     return limits
 
 

@@ -16,11 +16,9 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from zbsolve.errors import InputError
+from zbsolve.tolerances import ROUNDING, memory_limit
 
 SCHEMA = "zbsolve.instance/1"
-
-# Memory comparisons allow this relative slack: caps such as `7 * mem_b` are computed in floats.
-MEMORY_RTOL = 1e-9
 
 # Beyond these nothing useful can be computed: a slip of the pen, or a unit that does not fit.
 MOST_MICROBATCHES = 1_000_000
@@ -88,7 +86,8 @@ class Stage(BaseModel):
             raise ValueError("t_fb is given beside t_r: a pair with recomputation is not modelled, drop one")
         if self.t_fb is not None and self.t_bw is not None:
             least, most = max(self.t_f, self.t_bw), self.t_f + self.t_bw
-            if not least <= self.t_fb <= most:
+            # The sum is rounded: 0.1 + 0.7 is less than 0.8.
+            if not least <= self.t_fb <= most * (1 + ROUNDING):
                 raise ValueError(
                     f"t_fb is {self.t_fb:g}: give {least:g} (the longer of t_f and t_bw) to {most:g}"
                 )
@@ -104,7 +103,7 @@ class Stage(BaseModel):
         """What an F&B pair saves of ``t_f + t_bw``; 0 where the stage has no ``t_fb``."""
         if self.t_fb is None or self.t_bw is None:
             return 0.0
-        return self.t_f + self.t_bw - self.t_fb
+        return max(0.0, self.t_f + self.t_bw - self.t_fb)
 
     @property
     def growth(self) -> float:
@@ -354,9 +353,8 @@ class Instance(BaseModel):
         return self.num_microbatches * per_microbatch
 
     def fits(self, device: int, memory: float) -> bool:
-        """Whether ``memory`` is within the device's cap, to ``MEMORY_RTOL``."""
-        cap = self.cap(device)
-        return memory <= cap + MEMORY_RTOL * max(1.0, abs(cap)) if cap < math.inf else True
+        """Whether ``memory``, static memory included, is within the device's cap."""
+        return memory <= memory_limit(self.cap(device))
 
     # --- changes -------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.files import write_json_atomically
 from zbsolve.instance import Instance, raise_first, read_document
-from zbsolve.plan import OPTIMAL_GAP, Plan, Proof
+from zbsolve.plan import Plan, Proof
+from zbsolve.tolerances import OPTIMAL_GAP
 
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Objective = Literal["makespan", "span"]

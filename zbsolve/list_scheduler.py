@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from zbsolve.compiled import compile_loop
 from zbsolve.graph import BW, B, F, Task, TaskKind, W
-from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.instance import Instance
 from zbsolve.memory import effect, serial_program
+from zbsolve.tolerances import memory_room
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -67,10 +68,7 @@ def to_arrays(instance: Instance) -> Arrays:
         for kind, code in CODES.items():
             effects[:, s, code] = effect(stage, kind)
     hop = np.array([*(instance.hop(b) for b in range(S - 1)), 0.0])
-    room = np.array([instance.cap(d) - instance.static(d) for d in range(p)])
-    finite = np.isfinite(room)
-    caps = np.array([instance.cap(d) for d in range(p)])
-    room[finite] += MEMORY_RTOL * np.maximum(1.0, np.abs(caps[finite]))
+    room = np.array([memory_room(instance.cap(d), instance.static(d)) for d in range(p)])
     held = [instance.stages_on(d) for d in range(p)]
     width = max(len(stages) for stages in held)
     chunks = np.full((p, width), -1, dtype=np.int64)

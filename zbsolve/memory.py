@@ -1,6 +1,6 @@
 """What a task does to its device's memory, and the least memory with which a step can run at all.
 
-Model (design: "What a schedule means"): per stage and micro-batch, ``mem_b`` is held from the start of F
+Model: per stage and micro-batch, ``mem_b`` is held from the start of F
 to the end of B, ``mem_w`` from the end of B to the end of W; where ``mem_w`` exceeds ``mem_b`` the growth
 is charged from the start of B. ``peak_*`` is held only while that task runs. A fused BW never holds
 ``mem_w``. Where a stage recomputes, its F acquires ``mem_r`` only and its R the rest of ``mem_b``. At one
@@ -8,50 +8,95 @@ instant, what ends is released before what starts acquires.
 
 A device runs one task at a time, so its memory depends on the order of its tasks alone, not on times. Of an
 F&B pair both run at once: both transients are held together.
+
+Sums are exact (:class:`ExactMemory`) and rounded once, as the judge's own are: whatever the order in which
+they were added up, what fits for one fits for all.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import chain
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from zbsolve.errors import InfeasibleError
 from zbsolve.graph import BW, B, F, R, Task, TaskKind, W, kinds_of
 from zbsolve.instance import Instance, Stage
 
+# Memory in the instance's unit, or exact in whole numbers of a finer one.
+Amount = TypeVar("Amount", int, float)
 
-class MemoryEffect(NamedTuple):
+
+class MemoryEffect(NamedTuple, Generic[Amount]):
     """Memory a task acquires at its start, holds extra while it runs, and releases at its end."""
 
-    acquire: float
-    transient: float
-    release: float
+    acquire: Amount
+    transient: Amount
+    release: Amount
 
     @property
-    def while_running(self) -> float:
+    def while_running(self) -> Amount:
         """Rise above the level before the task, while it runs."""
         return self.acquire + self.transient
 
     @property
-    def net(self) -> float:
+    def net(self) -> Amount:
         """Change of the level once the task has ended."""
         return self.acquire - self.release
 
 
-def effect(stage: Stage, kind: TaskKind) -> MemoryEffect:
-    """The memory effect of one task of a stage."""
+def effect(stage: Stage, kind: TaskKind) -> MemoryEffect[float]:
+    """The memory effect of one task of a stage, in the instance's unit."""
+    return _effect(stage, kind, float)
+
+
+def _effect(stage: Stage, kind: TaskKind, read: Callable[[float], Amount]) -> MemoryEffect[Amount]:
+    none, mem_b, mem_w = read(0.0), read(stage.mem_b), read(stage.mem_w)
     if kind is F:
-        return MemoryEffect(stage.kept_by_forward, stage.peak_f, 0.0)
+        return MemoryEffect(read(stage.kept_by_forward), read(stage.peak_f), none)
     if kind is R:
-        return MemoryEffect(stage.mem_b - stage.kept_by_forward, 0.0, 0.0)
+        return MemoryEffect(mem_b - read(stage.kept_by_forward), none, none)
     if kind is B:
-        return MemoryEffect(stage.growth, stage.peak_b, max(0.0, stage.mem_b - stage.mem_w))
+        return MemoryEffect(max(none, mem_w - mem_b), read(stage.peak_b), max(none, mem_b - mem_w))
     if kind is W:
-        return MemoryEffect(0.0, stage.peak_w, stage.mem_w)
-    return MemoryEffect(0.0, stage.peak_fused, stage.mem_b)
+        return MemoryEffect(none, read(stage.peak_w), mem_w)
+    return MemoryEffect(none, read(stage.peak_fused), mem_b)
+
+
+class ExactMemory:
+    """A device's memory in whole numbers of a unit that measures all its amounts: a power of two.
+
+    Floats are such numbers, so their sums here have no rounding.
+
+    Attributes
+    ----------
+    static : int
+        What the device holds whatever the schedule.
+    """
+
+    def __init__(self, instance: Instance, device: int) -> None:
+        self._stages = instance.stages
+        amounts = [instance.static(device)]
+        for stage in (instance.stages[s] for s in instance.stages_on(device)):
+            amounts += (stage.mem_b, stage.mem_w, stage.kept_by_forward)
+            amounts += (stage.peak_f, stage.peak_b, stage.peak_w, stage.peak_fused)
+        self._parts = max(amount.as_integer_ratio()[1] for amount in amounts)
+        self.static = self.whole(instance.static(device))
+
+    def whole(self, amount: float) -> int:
+        """An amount of the instance in whole numbers of the unit."""
+        numerator, denominator = amount.as_integer_ratio()
+        return numerator * (self._parts // denominator)
+
+    def amount(self, whole: int) -> float:
+        """A sum in the instance's unit, rounded once."""
+        return whole / self._parts
+
+    def effect(self, kind: TaskKind, stage: int) -> MemoryEffect[int]:
+        """The memory effect of one task of a stage on the device."""
+        return _effect(self._stages[stage], kind, self.whole)
 
 
 class MemoryPoint(NamedTuple):
@@ -73,21 +118,19 @@ def memory_curve(
 
     ``pairs`` are the F&B pairs: (F, BW) each, one right after the other in ``order``.
     """
-    level = instance.static(device)
+    exact = ExactMemory(instance, device)
+    level, amount = exact.static, exact.amount
     curve: list[MemoryPoint] = []
     effects = {
-        (kind, s): effect(instance.stages[s], kind)
-        for s in instance.stages_on(device)
-        for kind in kinds_of(instance, s)
+        (kind, s): exact.effect(kind, s) for s in instance.stages_on(device) for kind in kinds_of(instance, s)
     }
-    beside = 0.0  # transient of the task before, still held while the second of a pair runs
+    beside = 0  # transient of the task before, still held while the second of a pair runs
     previous: Task | None = None
     for task in order:
         change = effects[task.kind, task.stage]
         paired = previous is not None and (previous, task) in pairs
-        curve.append(
-            MemoryPoint(level, level + change.while_running + (beside if paired else 0.0), level + change.net)
-        )
+        during = level + change.while_running + (beside if paired else 0)
+        curve.append(MemoryPoint(amount(level), amount(during), amount(level + change.net)))
         level += change.net
         beside, previous = change.transient, task
     return curve
@@ -148,25 +191,25 @@ def serial_program(instance: Instance, device: int) -> tuple[float, tuple[tuple[
     (float, tuple of (kind, stage))
         Peak in memory units, static memory included; the order of the device's tasks.
     """
-    peak = instance.static(device)
+    exact = ExactMemory(instance, device)
+    peak = exact.static
     program: list[tuple[TaskKind, int]] = []
     for replica in range(instance.replicas):
         stages = tuple(s for s in instance.stages_on(device) if s // instance.chain == replica)
-        need, part = _serial_chain(instance, device, stages)
+        need, part = _serial_chain(instance, exact, stages)
         peak = max(peak, need)
         program += part
-    return peak, tuple(program)
+    return exact.amount(peak), tuple(program)
 
 
 def _serial_chain(
-    instance: Instance, device: int, stages: tuple[int, ...]
-) -> tuple[float, list[tuple[TaskKind, int]]]:
+    instance: Instance, exact: ExactMemory, stages: tuple[int, ...]
+) -> tuple[int, list[tuple[TaskKind, int]]]:
     """:func:`serial_program` for a device's stages of one replica."""
-    level = instance.static(device)
-    peak = level
+    level = peak = exact.static
     head: list[tuple[TaskKind, int]] = []
     for s in stages:
-        change = effect(instance.stages[s], F)
+        change = exact.effect(F, s)
         peak = max(peak, level + change.while_running)
         level += change.net
         head.append((F, s))
@@ -174,9 +217,9 @@ def _serial_chain(
     State = tuple[int, tuple[int, ...]]
     Steps = tuple[tuple[TaskKind, int], ...]
     start: State = (len(stages), ())
-    best: dict[State, float] = {start: peak}
+    best: dict[State, int] = {start: peak}
     came_from: dict[State, tuple[State, Steps]] = {}
-    queue: list[tuple[float, State]] = [(peak, start)]
+    queue: list[tuple[int, State]] = [(peak, start)]
     while queue:
         reached, state = heapq.heappop(queue)
         if reached > best[state]:
@@ -189,9 +232,9 @@ def _serial_chain(
                 tail.append(steps)
             return reached, [*head, *chain.from_iterable(reversed(tail))]
         held = (
-            instance.static(device)
-            + sum(instance.stages[s].kept_by_forward for s in stages[:remaining])
-            + sum(instance.stages[s].mem_w for s in pending)
+            exact.static
+            + sum(exact.whole(instance.stages[s].kept_by_forward) for s in stages[:remaining])
+            + sum(exact.whole(instance.stages[s].mem_w) for s in pending)
         )
         moves: list[tuple[State, Steps]] = [
             ((remaining, tuple(q for q in pending if q != s)), ((W, s),)) for s in pending
@@ -205,7 +248,7 @@ def _serial_chain(
         for following, steps in moves:
             through, now = reached, held
             for kind, s in steps:
-                change = effect(instance.stages[s], kind)
+                change = exact.effect(kind, s)
                 through = max(through, now + change.while_running)
                 now += change.net
             if through < best.get(following, math.inf):
@@ -226,7 +269,7 @@ def require_feasible(instance: Instance) -> None:
 
 def shortage(instance: Instance, needs: Sequence[float]) -> str:
     """Devices that need more memory than their cap, with both figures; empty where all fit."""
-    # Digits enough that what is asked for also fits (Instance.fits grants 1e-9).
+    # Digits enough that what is asked for also fits.
     short: dict[tuple[str, str], list[int]] = {}
     for device, need in enumerate(needs):
         if not instance.fits(device, need):

@@ -14,10 +14,8 @@ from zbsolve.errors import InputError
 from zbsolve.graph import Task
 from zbsolve.memory import memory_curve
 from zbsolve.plan import Plan
+from zbsolve.tolerances import MEASURED_MEMORY_RTOL
 from zbsolve.trace import Trace
-
-# An allocator rounds blocks up; below this share a difference is no news.
-TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class MemoryRow:
     @property
     def alarm(self) -> bool:
         """Whether the device held more than its cap allows."""
-        return self.over_cap > TOLERANCE * self.measured
+        return self.over_cap > MEASURED_MEMORY_RTOL * self.measured
 
 
 def compare_memory(plan: Plan, trace: Trace) -> list[MemoryRow]:

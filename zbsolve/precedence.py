@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from zbsolve.graph import B, TaskKind, W
-from zbsolve.instance import MEMORY_RTOL, Instance, Stage
+from zbsolve.graph import B, F, Task, TaskKind, W
+from zbsolve.instance import Instance, Stage
+from zbsolve.tolerances import proof_room
 
 
 def back(stage: Stage) -> float:
@@ -28,12 +29,8 @@ def pass_lengths(stage: Stage) -> tuple[float, float, float]:
 
 
 def room(instance: Instance, device: int) -> float:
-    """Memory of a device for activations, with the tolerance that the checker grants.
-
-    Twice that tolerance: the checker's own sums are rounded, and what it accepts must have room here.
-    """
-    cap = instance.cap(device)
-    return cap - instance.static(device) + 2 * MEMORY_RTOL * max(1.0, cap) if cap < math.inf else math.inf
+    """Memory of a device for activations: what the checker accepts has room in it."""
+    return proof_room(instance.cap(device), instance.static(device))
 
 
 class MemoryWait(NamedTuple):
@@ -84,6 +81,11 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
     So if k is the least number from 1 on with which M_q + what the backward adds + k M_a is over the cap,
     F(s_a, j + k) waits.
 
+    Where q = a, that F itself may need more: when it starts, its own micro-batch holds M_a + peak_f, and if
+    the backward (s_a, j) has not ended, each of j to j + k - 1 holds M_a (their backwards at s_a come after
+    j's, those of the stages before later still). With (k + 1) M_a + peak_f over the cap it waits, too. For
+    q > a that is no news: the backward (s_q, j) ends before that at s_a starts.
+
     W, where stage s = s_a cannot fuse: when F(s, i) starts, its micro-batch holds M_a + peak_f. Of the
     micro-batches before it whose W has not ended, number i - t holds mem_w of s if its backward has ended,
     which the rule above forces for t >= d, d being its distance for (s, s); else at least the lesser of
@@ -101,22 +103,38 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
         for q, last in enumerate(stages):
             for a in range(q + 1):
                 if cumulative[a] > 0:
-                    left = free - cumulative[q] - backward_adds(instance.stages[last])
-                    distance = int(min(m, max(0.0, left) / cumulative[a])) + 1
+                    stage = instance.stages[last]
+                    most = max(backward_adds(stage), stage.peak_f if a == q else 0.0)
+                    distance = _least_over(free - cumulative[q] - most, cumulative[a], m)
                     if distance < m:
                         yield MemoryWait(stages[a], B, last, distance)
         for s, held in zip(stages, cumulative, strict=True):
             stage = instance.stages[s]
             if stage.t_bw is not None or stage.mem_w == 0:
                 continue
-            left = free - held - backward_adds(stage)
-            ended = m if held == 0 else int(min(m, max(0.0, left) / held)) + 1
+            most = max(backward_adds(stage), stage.peak_f)
+            ended = m if held == 0 else _least_over(free - held - most, held, m)
             left = free - held - stage.peak_f
             for distance in range(1, m):
                 left -= stage.mem_w if distance >= ended else min(stage.mem_w, held)
                 if left < 0:
                     yield MemoryWait(s, W, s, distance)
                     break
+
+
+def _least_over(free: float, each: float, most: int) -> int:
+    """The least number from 1 on of ``each`` that is more than ``free``; at most ``most`` + 1."""
+    return int(min(most, max(0.0, free) / each)) + 1
+
+
+def memory_precedences(instance: Instance) -> Iterator[tuple[Task, Task]]:
+    """Every pair (before, after) of tasks that :func:`memory_waits` orders, for models task by task.
+
+    Where the stage of the first can fuse, its B stands for BW, too.
+    """
+    for waiting, kind, stage, distance in memory_waits(instance):
+        for j in range(distance, instance.num_microbatches):
+            yield Task(kind, stage, j - distance), Task(F, waiting, j)
 
 
 def backward_adds(stage: Stage) -> float:

@@ -14,7 +14,7 @@ of its own, so tails without one, and what follows the last task on other device
 Heads and tails that hold in all schedules within C hold in those within less: the search for the highest C
 that is refuted goes on from the least that was not. A state that C leaves no time for has none within less
 either, so states are found once, for the first C. Times of schedules are sums of float64, whose rounding
-the SLACK covers.
+a tolerance covers.
 
 Trials. Set a schedule that takes T <= C anywhere within [0, C]: what is said above of heads (least starts
 there) and tails (least times from ends to C) holds wherever it is set, as nothing asks it to begin at 0 or to
@@ -41,8 +41,9 @@ from zbsolve.compiled import compile_loop
 from zbsolve.device_states import DeviceStates
 from zbsolve.graph import B, F, TaskKind, W
 from zbsolve.instance import Instance
-from zbsolve.plan import MOST_SHAVED, OPTIMAL_GAP
+from zbsolve.plan import MOST_SHAVED
 from zbsolve.precedence import Lag, LeastTime, MemoryWait, memory_waits, pass_lengths
+from zbsolve.tolerances import OPTIMAL_GAP, TIME_RTOL
 from zbsolve.windows import windows
 
 FloatArray = NDArray[np.float64]
@@ -69,8 +70,6 @@ FIRST_SHARE, LEAST_SHARE = 0.1, 0.03
 TRIALS = (200, 1_000, 5_000, 25_000)
 # What a pass or a trial takes by itself, in states gone through (measured): few states cost no less.
 OF_ITSELF = 500
-# Rounding of long sums of float64; a cost is refuted only with this to spare.
-SLACK = 1e-9
 
 KINDS = (F, B, W)
 
@@ -262,7 +261,7 @@ class Refutation:
 
         None when it is time to give up. After ``most_passes`` over devices: False, with less raised.
         """
-        within = cost * (1 + SLACK)
+        within = cost * (1 + TIME_RTOL)
         waiting = dict.fromkeys(touched)
         while waiting and most_passes > 0:
             if self.enough():

@@ -15,10 +15,7 @@ from typing import NamedTuple
 
 from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
 from zbsolve.instance import Instance
-
-# Times are sums of at most a few thousand float64 durations; 1e-9 of the makespan is far above their
-# rounding and far below any duration that matters.
-TIME_RTOL = 1e-9
+from zbsolve.tolerances import MEMORY_RTOL, TIME_RTOL
 
 
 class TimedTask(NamedTuple):
@@ -91,7 +88,7 @@ def check(instance: Instance, schedule: Schedule) -> list[Violation]:
     violations = list(_check_tasks(instance, schedule))
     if violations:  # Later rules would only repeat a missing or doubled task in other words.
         return violations
-    tolerance = TIME_RTOL * max(1.0, schedule.makespan)
+    tolerance = TIME_RTOL * schedule.makespan
     violations += _check_durations(instance, schedule, tolerance)
     violations += _check_one_at_a_time(schedule, tolerance)
     dependencies = list(_dependencies(instance, schedule))
@@ -289,14 +286,15 @@ def _check_order(
 def _check_memory(instance: Instance, schedule: Schedule) -> Iterator[Violation]:
     """Sum what every (stage, micro-batch) holds at each task of the device, from the definition."""
     for device, program in enumerate(schedule.devices):
-        if instance.cap(device) == float("inf"):
+        cap = instance.cap(device)
+        if cap == float("inf"):
             continue
         for position, use in enumerate(_memory_by_definition(instance, device, program, schedule.pairs)):
-            if not instance.fits(device, use):
+            if not use <= cap + MEMORY_RTOL * cap:
                 yield Violation(
                     "memory",
-                    f"device {device}: {use:g} {instance.memory_unit} during {program[position].task} "
-                    f"is over the cap of {instance.cap(device):g}",
+                    f"device {device}: {use:.10g} {instance.memory_unit} during {program[position].task} "
+                    f"is over the cap of {cap:.10g}",
                 )
                 break  # One report a device: the rest follows from the first.
 
@@ -308,12 +306,24 @@ def _memory_by_definition(
 
     Where a stage recomputes, [F, R] and [R, B] in place of the first.
     """
+    # Whole multiples of one power of two: what is taken and given back a thousand times leaves no rounding.
+    held = [instance.stages[s] for s in instance.stages_on(device)]
+    amounts = [instance.static(device)]
+    for each in held:
+        amounts += [each.mem_b, each.mem_w, each.mem_r, each.peak_f, each.peak_b, each.peak_w]
+        amounts.append(each.peak_bw or 0.0)
+    finest = max(amount.as_integer_ratio()[1] for amount in amounts)
+
+    def whole(amount: float) -> int:
+        numerator, denominator = amount.as_integer_ratio()
+        return numerator * (finest // denominator)
+
     # Position of each task stands for time: one task at a time makes both orders the same.
-    holds = [0.0] * (len(program) + 1)  # difference array over positions
+    holds = [0] * (len(program) + 1)  # difference array over positions
 
     def hold(first: int, last: int, amount: float) -> None:
-        holds[first] += amount
-        holds[last + 1] -= amount
+        holds[first] += whole(amount)
+        holds[last + 1] -= whole(amount)
 
     at = {timed.task: position for position, timed in enumerate(program)}
     # A pair runs as one: what either of its tasks needs while it runs is held over both places.
@@ -338,7 +348,9 @@ def _memory_by_definition(
             hold(f, position, stage.mem_b)
             if position + 1 <= w:
                 hold(position + 1, w, stage.mem_w)
-            hold(position, position, max(0.0, stage.mem_w - stage.mem_b))
+            if stage.mem_w > stage.mem_b:
+                hold(position, position, stage.mem_w)
+                hold(position, position, -stage.mem_b)
         elif task.kind is W:
             hold(position, position, stage.peak_w)
         else:
@@ -346,7 +358,7 @@ def _memory_by_definition(
             fused_peak = max(stage.peak_b, stage.peak_w) if stage.peak_bw is None else stage.peak_bw
             hold(f, position, stage.mem_b)
             transient(task, fused_peak)
-    level = instance.static(device)
+    level = whole(instance.static(device))
     for change in holds[:-1]:
         level += change
-        yield level
+        yield level / finest

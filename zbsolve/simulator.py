@@ -28,6 +28,7 @@ from zbsolve.graph import BW, B, F, Task, TaskKind, duration, needs, predecessor
 from zbsolve.instance import Instance
 from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.schedule import Schedule, TimedTask
+from zbsolve.tolerances import ROUNDING
 
 Orders = Sequence[Sequence[Task]]
 
@@ -289,7 +290,7 @@ def _potentials(
     p = len(orders)
     first = {order[0]: d for d, order in enumerate(orders) if order}
     x = np.zeros(p)
-    slack = 1e-12 * max(1.0, span)
+    slack = ROUNDING * span
     for _ in range(2 * p + 2):
         new = np.maximum(x, (x[:, None] + longest - span - slack).max(axis=0))
         run = _propagate(instance, orders, {t: float(new[d]) for t, d in first.items()}, pairs)

@@ -28,22 +28,13 @@ from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
-from zbsolve.plan import (
-    OPTIMAL_GAP,
-    Plan,
-    Proof,
-    ProvenLag,
-    ShavedTime,
-    SolverInfo,
-    make_plan,
-    peaks_of,
-    relative_gap,
-)
+from zbsolve.plan import Plan, Proof, ProvenLag, ShavedTime, SolverInfo, make_plan, peaks_of, relative_gap
 from zbsolve.precedence import Lag, room
-from zbsolve.recompute import fold, unfold
+from zbsolve.recompute import unfold
 from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
+from zbsolve.tolerances import OPTIMAL_GAP, ROUNDING
 from zbsolve.work_bounds import is_extended, require_plain
 
 log = logging.getLogger(__name__)
@@ -152,7 +143,7 @@ class _Search:
             log.debug("%s: over the memory cap, dropped", who)
             return False
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
-        if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
+        if not schedule.cost(self.objective) < self.cost * (1 - ROUNDING):
             return False
         violations = check(self.instance, schedule)
         if violations:
@@ -310,7 +301,7 @@ def _solve_extended(search: _Search, solver: str) -> None:
     instance = search.instance
     if solver not in ("auto", "heuristic"):
         require_plain(instance, solver)
-    search.offer(unfold(instance, serial_orders(fold(instance))), "serial")
+    search.offer(serial_orders(instance), "serial")
     for name, orders, pairs in candidates(instance):
         search.offer(orders, name, pairs)
     if instance.replicas == 1 and not search.done:
@@ -677,8 +668,16 @@ def _take(search: _Search, result: FormulationResult) -> None:
         search.offer(result.orders, result.solver)
     # A model was given the bound so far; the same again, rounded otherwise, is not its own proof.
     if result.bound is not None and result.bound > search.bound.value * (1 + OPTIMAL_GAP):
-        statement = f"{result.solver} {result.version} proved it on the exact model ({result.native_status})"
-        search.prove(Bound(result.bound, f"{result.solver} model", statement))
+        search.prove(Bound(result.bound, f"{result.solver} model", _proven_by(result, search)))
+
+
+def _proven_by(result: FormulationResult, search: _Search) -> str:
+    """What a formulation has shown of the exact model, in words."""
+    who = f"{result.solver} {result.version}"
+    none_less = f"no schedule costs less than {result.bound:.9g} {search.instance.time_unit}"
+    if result.status is Status.OPTIMAL:
+        return f"{none_less}: {who} proved it optimal on the exact model"
+    return f"{none_less}: the lower bound on the exact model that {who} had when its search ended"
 
 
 Phase = Callable[[_Search], None]

@@ -238,8 +238,9 @@ class OpRow:
 class DeviceRow:
     """Where one device's share of the makespan went (medians over steps, in the instance's time unit).
 
-    ``busy`` + ``wait`` + ``other_idle`` is the makespan. ``slow`` is what ops took beyond the plan;
-    ``excess_wait`` is time in receives beyond the idle time that the plan has before those ops.
+    ``busy`` + ``bubble`` is the makespan; ``wait`` is the part of the bubble that is spent in receives.
+    ``slow`` is what ops took beyond the plan; ``excess_wait`` is time in receives beyond the idle time that
+    the plan has before those ops.
     """
 
     device: int
@@ -254,11 +255,6 @@ class DeviceRow:
     def slow(self) -> float:
         """Busy time beyond the plan (negative when the ops were faster)."""
         return self.busy - self.busy_predicted
-
-    @property
-    def other_idle(self) -> float:
-        """Bubble outside receives: after the last op, and between ops."""
-        return self.bubble - self.wait
 
 
 @dataclass(frozen=True, slots=True)

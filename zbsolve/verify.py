@@ -4,8 +4,9 @@ The combinatorial bounds are functions of the instance, so a stated bound is eit
 Lags, facts about few micro-batches that an exact model proved, are proven anew by CP-SAT before they count.
 Costs that the devices' orders refuted (:mod:`zbsolve.refutation`) are refuted anew.
 A bound that an exact model proved ("cpsat model") is confirmed only where a combinatorial one reaches it:
-otherwise it rests on the word of the solver named, and that is said. Whether the bound is above the
-plan's own cost is :func:`zbsolve.plan.check_plan`'s question.
+otherwise it rests on the word of the solver named, and that is said. A plan that costs less than what is
+derived here breaks a rule, whatever it states. Whether the stated bound is above the plan's own cost is
+:func:`zbsolve.plan.check_plan`'s question.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from zbsolve.bounds import Bound, all_bounds, window_bounds
 from zbsolve.graph import TaskKind
 from zbsolve.list_scheduler import serial_orders
-from zbsolve.plan import OPTIMAL_GAP, Plan
+from zbsolve.plan import Plan
 from zbsolve.precedence import Lag, LeastTime
 from zbsolve.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
 from zbsolve.schedule import Violation
+from zbsolve.tolerances import OPTIMAL_GAP, time_tolerance
 from zbsolve.work_bounds import is_extended
 
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
@@ -42,7 +44,7 @@ class Reverification:
     sentence : str
         The outcome in words.
     violation : Violation, optional
-        The stated bound contradicts what its own method gives.
+        The stated bound contradicts what its own method gives, or the plan costs less than ``derived``.
     """
 
     confirmed: bool
@@ -77,6 +79,13 @@ def reverify(plan: Plan) -> Reverification:
         if anew is not None:
             bounds.append(anew)
     derived = max(bounds, key=lambda bound: bound.value)
+    cost = plan.schedule().cost(plan.objective)
+    if derived.value > cost + time_tolerance(cost):
+        return _refuted(
+            derived,
+            f"the programs give a {plan.objective} of {cost:.9g}, below {derived.value:.9g} {unit}, which no "
+            f"schedule of this instance is below ({derived.method}): their times cannot be kept",
+        )
     reach = _reach(derived.value)
     proven = plan.bound_proof.value
     if proven is not None and stated > _reach(proven):

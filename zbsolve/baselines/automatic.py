@@ -18,6 +18,7 @@ from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler
 from zbsolve.simulator import simulate
+from zbsolve.tolerances import memory_room
 
 
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
@@ -42,7 +43,7 @@ def _candidates(capped: Instance) -> Iterator[DeviceOrders]:
     """The greedy construction's, or the list scheduler's one where there is none."""
     found = False
     if [stage.device for stage in capped.stages] == list(range(capped.num_devices)):
-        room = [capped.cap(d) - capped.static(d) for d in range(capped.num_devices)]
+        room = [memory_room(capped.cap(d), capped.static(d)) for d in range(capped.num_devices)]
         for orders in greedy_candidates(capped, room):
             found = True
             yield orders

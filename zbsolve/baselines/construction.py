@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, needs
-from zbsolve.instance import MEMORY_RTOL, Instance
+from zbsolve.instance import Instance
 from zbsolve.memory import effect
+from zbsolve.tolerances import memory_limit
 
 
 class StuckError(Exception):
@@ -27,7 +28,7 @@ class Construction(ABC):
     def __init__(self, instance: Instance, room: Sequence[float]) -> None:
         self.instance = instance
         self.p, self.m = instance.num_devices, instance.num_microbatches
-        self.room = room
+        self.room = [memory_limit(each) for each in room]
         self.orders: list[list[Task]] = [[] for _ in range(self.p)]
         self.clock = [0.0] * self.p
         self.idle = [0.0] * self.p
@@ -82,8 +83,7 @@ class Construction(ABC):
 
     def holds(self, device: int, more: float) -> bool:
         """Whether a device has room for that much more."""
-        room = self.room[device]
-        return self.level[device] + more <= room + MEMORY_RTOL * max(1.0, room)
+        return self.level[device] + more <= self.room[device]
 
     def fits(self, kind: TaskKind, stage: int) -> bool:
         """Whether the stage's next F or B has room."""

@@ -44,7 +44,7 @@ class _Greedy(Construction):
         for d in reversed(range(self.p - 1)):
             arrival += self.instance.hop(d)
             clock, level = self.clock[d], self.level[d]
-            while 1 + more[d] < self.m and level + stages[d].mem_b <= self.room[d] * (1 + 1e-9):
+            while 1 + more[d] < self.m and level + stages[d].mem_b <= self.room[d]:
                 if clock + stages[d].t_f > arrival if self.wait_for_b else clock >= arrival:
                     break
                 clock += stages[d].t_f

@@ -32,10 +32,11 @@ from zbsolve.partition.decisions import count_decisions, decision_of, seeds
 from zbsolve.partition.problem import Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation, State
 from zbsolve.partition.settled import Settled, settled_bound
-from zbsolve.plan import OPTIMAL_GAP, Plan, relative_gap
+from zbsolve.plan import Plan, relative_gap
 from zbsolve.precedence import back
 from zbsolve.simulator import simulate_for
 from zbsolve.solver import COMPILE_FROM_SECONDS, certify, solve
+from zbsolve.tolerances import OPTIMAL_GAP
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from zbsolve.errors import InputError
+from zbsolve.tolerances import ROUNDING
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ def balanced_split(costs: Sequence[float], stages: int) -> tuple[int, ...]:
             for k in range(n + 1)
         ]
     # Rounding of prefix sums must not rule out the split that reaches the bottleneck.
-    limit = bottleneck[n] * (1 + 1e-12)
+    limit = bottleneck[n] * (1 + ROUNDING)
     squares = [load(0, k) ** 2 if k > 0 and load(0, k) <= limit else float("inf") for k in range(n + 1)]
     cuts: list[list[int]] = []
     for used in range(2, stages + 1):

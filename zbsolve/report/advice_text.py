@@ -6,9 +6,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from zbsolve.advise import Advice, Candidate
-from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.report.sweep_text import front_table
 from zbsolve.report.text import percent
+from zbsolve.tolerances import OPTIMAL_GAP
 
 
 def _way(candidate: Candidate) -> str:
@@ -31,7 +31,7 @@ def summary_lines(advice: Advice, time_unit: str, memory_unit: str) -> list[str]
         f"recommended  {_way(advice.best)}",
         f"step         {best.step:.6g} {time_unit} ({best.per_sample:.5g} a sample), proven {proven} for "
         "these choices",
-        f"layers       {split} per stage; at most {best.peak_memory:,.0f} {memory_unit} on a device",
+        f"layers       {split} per stage; at most {best.peak_memory:,.6g} {memory_unit} on a device",
     ]
     if advice.next_best is None:
         lines.append("next best    nothing else fits")

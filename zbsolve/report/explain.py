@@ -25,7 +25,8 @@ from zbsolve.report.causes import (
     slack_of,
     window,
 )
-from zbsolve.schedule import TIME_RTOL, Schedule, TimedTask
+from zbsolve.schedule import Schedule, TimedTask
+from zbsolve.tolerances import time_tolerance
 
 
 class Reason(StrEnum):
@@ -106,7 +107,7 @@ def explain(instance: Instance, schedule: Schedule, objective: str = "makespan")
     """
     times = {timed.task: timed for timed in schedule}
     device_of = {timed.task: d for d, program in enumerate(schedule.devices) for timed in program}
-    tolerance = TIME_RTOL * max(1.0, schedule.makespan)
+    tolerance = time_tolerance(schedule.makespan)
     groups = list(groups_of(schedule, tolerance))
     cause = causes_of(instance, schedule, times, groups, tolerance)
     slack = slack_of(instance, schedule, times, groups, objective, tolerance)

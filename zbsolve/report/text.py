@@ -34,8 +34,12 @@ IDLE = "."
 
 
 def time_text(value: float) -> str:
-    """A time or memory amount with enough digits to compare."""
-    return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:,.0f}"
+    """A time or memory amount with digits enough to compare: three decimals, of small ones six digits."""
+    if abs(value) >= 1e6:
+        return f"{value:,.0f}"
+    if abs(value) < 1:
+        return f"{value:.6g}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
 def percent(share: float) -> str:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 from zbsolve.cluster import Cluster
 from zbsolve.errors import InfeasibleError, InputError
@@ -256,8 +256,3 @@ def all_reduce(static: Sequence[float], cluster: Cluster, config: Config) -> flo
         share = held * GRADIENT_SHARE / d
         longest = max(longest, 2 * (d - 1) * max(link.hop(share) for link in links))
     return longest
-
-
-def config_from_json(data: dict[str, Any]) -> Config:
-    """From :func:`dataclasses.asdict`'s JSON."""
-    return Config(**{**data, "placement": cast(Placement, data["placement"])})

@@ -50,5 +50,5 @@ class Curve {
 }
 
 function format(value) {
-  return Number(value.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 9 });
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 6 });
 }

@@ -2,7 +2,7 @@
 
 function formatNumber(value, digits = 6) {
   if (!Number.isFinite(value)) return "none";
-  return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 9 });
+  return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumSignificantDigits: digits });
 }
 
 function formatAmount(value, unit, digits = 6) {
