@@ -294,6 +294,7 @@ def solve(
         for phase in () if is_extended(instance) else SOLVERS[solver]:
             if search.done or search.budget.over():
                 break
+            log.debug("next phase, with %.1f s left", search.left)
             phase(search)
     except KeyboardInterrupt:
         if search.schedule is None:

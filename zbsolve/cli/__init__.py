@@ -31,7 +31,7 @@ from zbsolve.cli.base import app
 
 
 def main() -> None:
-    """Entry point of the ``zbsolve`` command."""
+    """Run the command line; :mod:`zbsolve.__main__` says what Ctrl-C does around it."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without µ is no reason to fail
     # A big plan is millions of small objects that all stay: collecting young ones often finds nothing and
