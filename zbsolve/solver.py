@@ -322,10 +322,10 @@ def _note(search: _Search, interrupted: bool) -> str:
     if interrupted or search.done or not search.cut_short:
         return ""
     tasks = search.instance.num_tasks
-    kept = "" if tasks <= LIMIT_KEPT_TASKS else f" (the limit is not kept above {LIMIT_KEPT_TASKS:,})"
+    kept = "" if tasks <= LIMIT_KEPT_TASKS else f" (it is not kept above {LIMIT_KEPT_TASKS:,})"
     return (
-        f"only a first plan of {tasks:,} tasks fits into {search.time_limit:g} s{kept}: "
-        "raise the time limit for a better one"
+        f"a time limit of {search.time_limit:g} s{kept} leaves {tasks:,} tasks no time for more than a first "
+        "plan: raise it for a better one"
     )
 
 
