@@ -423,8 +423,15 @@ def test_an_interrupt_while_the_plan_is_made_does_not_cost_it(
 
 
 def test_one_interrupt_ends_a_search_within_a_search(tmp_path: Path) -> None:
-    """Recomputing stages are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
-    hard = hard_instance().with_recomputation()
+    """Stages with pairs are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
+    hard = hard_instance()
+    pairing = [
+        stage.model_copy(
+            update={"t_bw": stage.t_b + stage.t_w, "t_fb": stage.t_f + stage.t_b + stage.t_w - 2}
+        )
+        for stage in hard.stages
+    ]
+    hard = hard.with_changes(stages=pairing)
     (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
     process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100, "--verbose")
     wait_for_line(process, "next phase")  # the search within has phases, the one around it has none
