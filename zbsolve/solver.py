@@ -59,7 +59,7 @@ BOUNDS_SHARE = 0.3
 GRACE_SECONDS = 0.5
 # What it takes to time and judge orders, a task (makespan, span; measured); and to make the plan of a
 # schedule, as a multiple of judging it. Offers of a running search are this many times their own cost apart.
-OFFER_SECONDS_A_TASK = {"makespan": 2e-5, "span": 4e-5}
+OFFER_SECONDS_A_TASK = {"makespan": 1.5e-5, "span": 3e-5}
 FINISHING_JUDGEMENTS = 2.5
 OFFERS_APART = 4.0
 # Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
@@ -191,9 +191,7 @@ class _Search:
         began = self.budget.spent
         with collector_paused():
             better = self._judge(orders, who, pairs)
-        if self.deterministic:
-            self.budget.charge(self.offer_seconds)
-        elif better:
+        if better and not self.deterministic:
             self.offer_seconds = self.budget.spent - began
         self._offered = self.budget.part(OFFERS_APART * self.offer_seconds)
         return better
@@ -203,6 +201,7 @@ class _Search:
         if not all(self.instance.fits(d, peak) for d, peak in peaks):
             log.debug("%s: over the memory cap, dropped", who)
             return False
+        self.budget.charge(self.offer_seconds)
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
         if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
             return False
