@@ -379,16 +379,19 @@ def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
     return tuple(Program(device=d, actions=tuple(actions)) for d, actions in enumerate(programs))
 
 
+# By whether it sends, and the direction.
+_MESSAGE_OPS: dict[tuple[bool, str], MessageOp] = {
+    (True, "F"): "SEND_F",
+    (False, "F"): "RECV_F",
+    (True, "B"): "SEND_B",
+    (False, "B"): "RECV_B",
+}
+
+
 def _message_action(number: int, message: Message, sends: bool) -> Action:
     end = message.producer if sends else message.consumer
-    names: dict[tuple[bool, str], MessageOp] = {
-        (True, "F"): "SEND_F",
-        (False, "F"): "RECV_F",
-        (True, "B"): "SEND_B",
-        (False, "B"): "RECV_B",
-    }
     return Action(
-        op=names[sends, message.direction],
+        op=_MESSAGE_OPS[sends, message.direction],
         stage=end.stage,
         microbatch=end.microbatch,
         start=message.ready,
