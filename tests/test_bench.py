@@ -29,7 +29,7 @@ from zbsolve.known import (
 from zbsolve.plan import COMPUTE_OPS, Plan, Proof
 from zbsolve.random_instances import random_instance
 from zbsolve.report.bench_tables import COLUMNS, cells, markdown_section, plain_line, write_markdown
-from zbsolve.solver import solve
+from zbsolve.solver import LIMIT_KEPT_TASKS, solve
 from zbsolve.verify import COMBINATORIAL, reverify
 
 EMPTY = Known(schema="zbsolve.known/1", source="tests", instances={})
@@ -274,7 +274,7 @@ def test_contradictions_name_both_sides(cost: float, bound: float, says: str) ->
 
 
 def test_suites() -> None:
-    """24 cells, 9 of V, 12 unequal and 60 random, twice each; numbers are sorted as numbers."""
+    """24 cells, 9 of V, 12 unequal, 60 random and 6 large, twice each; numbers are sorted as numbers."""
     sizes = {suite: len(make_cases(suite)) for suite in (*zbsolve.bench.SUITES, "all")}
     assert sizes == {
         "published": 48,
@@ -282,7 +282,8 @@ def test_suites() -> None:
         "unequal": 24,
         "random": 120,
         "v-memory": 72,
-        "all": 282,
+        "large": 12,
+        "all": 294,
     }
     models = dict.fromkeys(case.instance.name.split("-")[1] for case in make_cases("published"))
     assert list(models) == ["1.5B", "6.2B", "14.6B", "28.3B"]
@@ -290,6 +291,23 @@ def test_suites() -> None:
         make_cases("x")
     with pytest.raises(InputError, match="--only nothing: the suite 'unequal' has no such instance"):
         make_cases("unequal", ["nothing"])
+
+
+def test_large_steps_are_within_what_the_limit_is_kept_for() -> None:
+    """60,000 tasks is the largest: 3 * 4 * 5,000; the limit holds up to 65,536."""
+    sizes = [case.instance.num_tasks for case in make_cases("large", objectives=("span",))]
+    assert sizes[0] == max(sizes) == 60_000 <= LIMIT_KEPT_TASKS
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "kept"), [(2, 3.0, True), (2, 3.1, False), (20, 24.0, True), (20, 24.1, False)]
+)
+def test_a_row_says_whether_its_limit_was_kept(limit: float, seconds: float, kept: bool) -> None:
+    """2 s may be 3, 20 s may be 24; the summary counts them and names the most of a limit taken."""
+    late, quick = row(0.1, time_limit=limit, seconds=seconds), row(0.0, time_limit=10.0, seconds=1.0)
+    assert late.limit_kept is kept
+    (summary,) = summarise([late, quick])
+    assert (summary.limits_kept, summary.most_of_limit) == (1 + kept, seconds / limit)
 
 
 def row(gap: float, **changes: Any) -> Row:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +42,17 @@ def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         **options,  # type: ignore[call-overload]
     )
+
+
+def wait_for_line(process: subprocess.Popen[str], *parts: str) -> None:
+    """Read a started command's stderr (``--verbose``) until a line has all these parts."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        if all(part in line for part in parts):
+            return
+        lines.append(line)
+    raise AssertionError("".join(lines))
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str, str]:
@@ -331,6 +342,31 @@ def test_interrupt_with_nothing_to_keep_exits_130(instance: Path, monkeypatch: p
     assert one_line(result) == "zbsolve: interrupted\n"
 
 
+# Sends SIGINT to itself when a module is about to be imported, then runs the command line.
+INTERRUPTED_AT = """
+import os, signal, sys
+module = sys.argv.pop(1)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from zbsolve.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["zbsolve.cli", "typer", "zbsolve.cli.planning", "zbsolve.instance", "numpy", "zbsolve.solver"]
+)
+def test_an_interrupt_while_modules_are_loaded_is_one_line(instance: Path, module: str) -> None:
+    """In the first moments of a command there is nothing to keep: exit 130, and never a traceback."""
+    command = [sys.executable, "-c", INTERRUPTED_AT, module, "solve", str(instance)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "zbsolve: interrupted\n")
+
+
 def hard_instance() -> Instance:
     """Eight unequal stages under a tight cap: not closed in seconds."""
     stages = [
@@ -340,12 +376,26 @@ def hard_instance() -> Instance:
     return equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
 
 
-def test_interrupt_keeps_the_best_plan(tmp_path: Path) -> None:
-    """Ctrl-C during a long search writes the best plan found until then and exits 0."""
+def ignore_interrupts() -> None:
+    """What a shell does to a background job before it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("before", [None, ignore_interrupts])
+def test_interrupt_keeps_the_best_plan(tmp_path: Path, before: Callable[[], None] | None) -> None:
+    """Ctrl-C, or kill -INT of a background job, writes the best plan found until then and exits 0."""
     (tmp_path / "i.json").write_text(json.dumps(hard_instance().to_json_dict()))
-    process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
-    time.sleep(8)  # a plan is there after one or two, on a machine with nothing else to do
-    assert process.poll() is None, finish(process)
+    process = start(
+        "solve",
+        tmp_path / "i.json",
+        "-o",
+        tmp_path / "p.json",
+        "--time-limit",
+        100,
+        "--verbose",
+        preexec_fn=before,
+    )
+    wait_for_line(process, "solving", "makespan", "gap")
     process.send_signal(signal.SIGINT)
     code, out, err = finish(process, timeout=30)
     assert code == 0, err
@@ -360,28 +410,36 @@ def test_an_interrupt_while_the_plan_is_made_does_not_cost_it(
     """A second Ctrl-C, or one that comes as the search ends: the plan is made and written all the same."""
     certified = solver._certified
 
-    def interrupted(*arguments: object) -> Plan:
+    def interrupted(*arguments: object, **options: object) -> Plan:
         os.kill(os.getpid(), signal.SIGINT)
-        return certified(*arguments)  # type: ignore[arg-type]
+        return certified(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(solver, "_certified", interrupted)
+    before = signal.getsignal(signal.SIGINT)
     result = invoke("solve", instance, "-o", tmp_path / "p.json", "--solver", "heuristic")
     assert result.exit_code == 0, result.output
     assert load_plan(tmp_path / "p.json").makespan == pytest.approx(13)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_one_interrupt_ends_a_search_within_a_search(tmp_path: Path) -> None:
-    """Recomputing stages are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
-    hard = hard_instance().with_recomputation()
+    """Stages with pairs are first solved as if plain, for half of the limit: Ctrl-C then ends all of it."""
+    hard = hard_instance()
+    pairing = [
+        stage.model_copy(
+            update={"t_bw": stage.t_b + stage.t_w, "t_fb": stage.t_f + stage.t_b + stage.t_w - 2}
+        )
+        for stage in hard.stages
+    ]
+    hard = hard.with_changes(stages=pairing)
     (tmp_path / "i.json").write_text(json.dumps(hard.to_json_dict()))
-    process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100)
-    time.sleep(5)
-    assert process.poll() is None, finish(process)
+    process = start("solve", tmp_path / "i.json", "-o", tmp_path / "p.json", "--time-limit", 100, "--verbose")
+    wait_for_line(process, "next phase")  # the search within has phases, the one around it has none
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process, timeout=30)
     assert code == 0, err
-    assert err == "zbsolve: interrupted: this is the best plan found until then\n"
+    assert "Traceback" not in err
+    assert err.endswith("zbsolve: interrupted: this is the best plan found until then\n")
     assert invoke("check", tmp_path / "p.json").exit_code == 0
 
 

@@ -342,9 +342,21 @@ def test_an_interrupt_leaves_no_search_behind() -> None:
     stages = [{"device": d, "t_f": 10.0 + 3.7 * (d % 3), "t_b": 11.0 + d % 4, "t_w": 7.0} for d in range(8)]
     hard = equal_stages(8, 24).with_changes(stages=stages, t_comm=0.7).with_memory_cap("0.6p")
     before = set(os.listdir("/proc/self/task"))
-    threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        solve_cpsat(hard, "makespan", time_limit=40)
+    searching = threading.Event()
+
+    def interrupt_once_searching() -> None:
+        assert searching.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_once_searching)
+    interrupter.start()
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as it is under nohup
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            solve_cpsat(hard, "makespan", time_limit=60, on_improvement=lambda *_: searching.set())
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    interrupter.join()
     ended = time.monotonic()
     while set(os.listdir("/proc/self/task")) - before:
         assert time.monotonic() - ended < 1  # Python's own may still be closing

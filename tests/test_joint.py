@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.brute_force import brute_force
 from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster, load_cluster
-from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.errors import InfeasibleError, InputError, UndecidedError
 from zbsolve.partition.decisions import count_decisions
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
 from zbsolve.partition.outcome import better_of, even_decision, even_plan, runnable_plan
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
-from zbsolve.partition.search import JointResult, decide
+from zbsolve.partition.search import JointResult, JointSearch, decide
 from zbsolve.partition.settled import settled_bound
 from zbsolve.plan import check_plan
 
@@ -250,6 +250,61 @@ def test_fewer_layers_than_stages_is_an_error_that_says_so() -> None:
                 4,
                 placements=(placement,),  # type: ignore[arg-type]
             )
+
+
+# --- out of time, out of steps, interrupted ----------------------------------------------------------
+
+
+def uneven_memory() -> DecisionProblem:
+    """Ten layers of memory 1, the first of 6, on devices of 9: of the 9 splits of p = 2 only 1 to 3 fit.
+
+    Neither the even split (5, 5) nor the balanced one does: the first plan comes by dividing.
+    """
+    layers = (
+        Layer(t_f=1, t_b=1, t_w=1, mem_b=6, mem_w=0),
+        *(Layer(t_f=1, t_b=1, t_w=1, mem_b=1, mem_w=0),) * 9,
+    )
+    return DecisionProblem(LayerProfile(layers=layers), equal_cluster(2, memory=9.0), 2, 4)
+
+
+def test_running_out_is_told_apart_from_infeasible() -> None:
+    """No step and no time prove nothing; enough steps find the plan; a memory of 5 is too little for any."""
+    problem = uneven_memory()
+    with pytest.raises(UndecidedError, match=r"no plan found within 0 steps.*raise the number of steps"):
+        decide(problem, time_limit=1e9, steps=0)
+    with pytest.raises(UndecidedError, match=r"no plan found within 1e-09 s.*raise the time limit"):
+        decide(problem, time_limit=1e-9)
+    assert decide(problem, time_limit=1e9, steps=100).plan.cost > 0
+    with pytest.raises(InfeasibleError, match="infeasible: no split"):
+        decide(replace(problem, cluster=equal_cluster(2, memory=5.0)), time_limit=1e9, steps=100)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
+def test_an_interrupt_at_any_moment_leaves_a_bound_that_holds(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Ctrl-C at the n-th look at the clock, often amid changes to the queues: what is said then is true."""
+    problem = DecisionProblem(equal_layers(6, 1.0), equal_cluster(3), 3, 4)
+    optimum = decide(problem, time_limit=20)
+    assert optimum.gap <= 1e-6
+    looks = 0
+    over = JointSearch._over
+
+    def interrupted(self: JointSearch) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == after:
+            raise KeyboardInterrupt
+        return over(self)
+
+    monkeypatch.setattr(JointSearch, "_over", interrupted)
+    try:
+        result = decide(problem, time_limit=20)
+    except KeyboardInterrupt:
+        return  # before there was any plan
+    assert result.interrupted or looks < after
+    assert not check_plan(result.plan)
+    assert result.lower_bound <= optimum.plan.cost + 1e-9
 
 
 # --- recompute and offload -------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from zbsolve.compiled import compile_loop
+from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.graph import Task, W
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import decode, encode, to_arrays
@@ -349,6 +349,11 @@ class BackboneSearch:
         self._best_out = np.zeros((p, 2 * width), dtype=np.int64)
         self._best_length = np.zeros(p, dtype=np.int64)
         self._anneal = _annealing(compiled)
+
+    @staticmethod
+    def is_ready() -> bool:
+        """Whether its machine code is there, with nothing to be made first."""
+        return is_ready(anneal, time_backbone)
 
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""

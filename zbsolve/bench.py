@@ -23,7 +23,7 @@ from zbsolve import __version__
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.formulation import FormulationResult
-from zbsolve.instance import Instance, load_instance
+from zbsolve.instance import Instance, equal_stages, load_instance
 from zbsolve.known import Claim, Known, Objective, contradictions
 from zbsolve.memory import peak_memory
 from zbsolve.plan import Plan, relative_gap
@@ -80,12 +80,26 @@ def _v_memory() -> Iterator[Instance]:
             yield instance.with_changes(name=f"{instance.name}-{suffix}", memory_cap=cap)
 
 
+def _large() -> Iterator[Instance]:
+    """Steps of up to 60,000 tasks, where a time limit is hardest to keep: linear, loop and V."""
+    yield equal_stages(4, 5_000, 1.0, 1.1, 0.9, 0.1, memory_cap=6.0, name="large-linear-p4-m5000")
+    loop = equal_stages(32, 512, 1.0, 1.1, 0.9, 0.1)
+    stages = [stage.model_copy(update={"device": s % 8}) for s, stage in enumerate(loop.stages)]
+    loop = loop.with_changes(stages=stages, num_devices=8)
+    for cap in (40.0, 9.0):
+        yield loop.with_changes(name=f"large-loop-p8-m512-{cap:g}", memory_cap=cap)
+    for name in ("zbv-p32-m256", "zb-28.3B-m256-2p", "unequal-8-m64-1p"):
+        (instance,) = _shipped(f"{name}.json")
+        yield instance
+
+
 SUITES: dict[str, Callable[[], Iterator[Instance]]] = {
     "published": lambda: _shipped("zb-"),
     "published-v": lambda: _shipped("zbv-"),
     "v-memory": _v_memory,
     "unequal": lambda: _shipped("unequal-"),
     "random": lambda: map(random_instance, SEEDS),
+    "large": _large,
 }
 
 
@@ -145,6 +159,8 @@ class Row:
         Cost of 1F1B on the instance; None with the reason where it does not apply or fit the cap.
     heuristic : float
         Cost of the constructive heuristics alone (baselines that fit, and the automatic heuristic).
+    time_limit : float
+        Seconds that the solve was given; ``seconds`` is what it took.
     contradictions : tuple of str
         Sentences about pairs of cost and bound that cannot both be right.
     """
@@ -168,6 +184,12 @@ class Row:
     heuristic: float
     plain: tuple[PlainRun, ...] = ()
     contradictions: tuple[str, ...] = ()
+    time_limit: float = math.inf
+
+    @property
+    def limit_kept(self) -> bool:
+        """Whether the solve took no more than 1 s or a fifth above its limit, whichever is more."""
+        return self.seconds <= max(self.time_limit + 1.0, 1.2 * self.time_limit)
 
     @property
     def optimal(self) -> bool:
@@ -193,7 +215,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a suite's rows come to. Gaps are shares of the cost; ``p90`` is the nearest-rank percentile."""
+    """What a suite's rows come to. Gaps are shares of the cost; ``p90`` is the nearest-rank percentile.
+
+    ``most_of_limit``: seconds over time limit of the row in which that is most.
+    """
 
     suite: str
     rows: int
@@ -208,6 +233,8 @@ class Summary:
     worse_than_published: int
     better_than_published: int
     median_one_f_one_b_gain: float | None
+    limits_kept: int
+    most_of_limit: float
 
 
 def summarise(rows: Iterable[Row]) -> list[Summary]:
@@ -241,6 +268,8 @@ def _summary(suite: str, rows: list[Row]) -> Summary:
             if row.published is not None
         ),
         median_one_f_one_b_gain=statistics.median(gains) if gains else None,
+        limits_kept=sum(row.limit_kept for row in rows),
+        most_of_limit=max(row.seconds / row.time_limit for row in rows),
     )
 
 
@@ -316,7 +345,7 @@ def run_cases(
             seconds = time.monotonic() - began
             if result.interrupted:
                 raise KeyboardInterrupt
-            row = _make_row(case, known, result.plan, seconds, time_limit if versus_plain else None, seed)
+            row = _make_row(case, known, result.plan, seconds, time_limit, versus_plain, seed)
             report.rows.append(row)
             if on_row is not None:
                 on_row(report, row, result.plan)
@@ -326,7 +355,13 @@ def run_cases(
 
 
 def _make_row(
-    case: Case, known: Known, plan: Plan, seconds: float, plain_limit: float | None, seed: int
+    case: Case,
+    known: Known,
+    plan: Plan,
+    seconds: float,
+    time_limit: float,
+    versus_plain: bool,
+    seed: int,
 ) -> Row:
     instance, objective = case.instance, case.objective
     published = known.published(instance, objective)
@@ -334,7 +369,7 @@ def _make_row(
     heuristic = solve(instance, objective=objective, solver="heuristic", seed=seed)
     if heuristic.interrupted:
         raise KeyboardInterrupt
-    plain = () if plain_limit is None else tuple(run_plain(instance, objective, plain_limit, seed))
+    plain = tuple(run_plain(instance, objective, time_limit, seed)) if versus_plain else ()
     extra = []
     for run in plain:
         name = f"plain {run.solver}"
@@ -362,6 +397,7 @@ def _make_row(
         heuristic=heuristic.plan.cost,
         plain=plain,
         contradictions=tuple(contradictions(known, plan, tuple(extra))),
+        time_limit=time_limit,
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -377,8 +377,10 @@ def _time_to_offer(area: float, free: float, gain: float, every: float) -> float
     return n * every + (area - gain * every * n * (n + 1) / 2) / min(free, gain * (n + 1))
 
 
-def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
-    """Every combinatorial bound that applies to an instance."""
+def all_bounds(
+    instance: Instance, objective: str, enough: Callable[[], bool] = lambda: False
+) -> Iterator[Bound]:
+    """Every combinatorial bound that applies to an instance; once ``enough`` says yes, the cheap ones."""
     if is_extended(instance):  # the proofs above know neither R nor pairs nor replicas
         for value, statement, device in work_bounds(instance, objective):
             yield Bound(value, "work and way", statement, device)
@@ -388,11 +390,13 @@ def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
         area = memory_area_bound(instance, device, objective)
         if area is not None:
             yield area
-    found = windows(instance)
+    if enough():
+        return
+    found = windows(instance, enough=enough)
     yield from window_bounds(instance, objective, found=found)
     yield from last_forward_bounds(instance, objective, found)
 
 
-def best_bound(instance: Instance, objective: str) -> Bound:
+def best_bound(instance: Instance, objective: str, enough: Callable[[], bool] = lambda: False) -> Bound:
     """The highest of :func:`all_bounds`."""
-    return max(all_bounds(instance, objective), key=lambda bound: bound.value)
+    return max(all_bounds(instance, objective, enough), key=lambda bound: bound.value)

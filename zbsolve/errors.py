@@ -23,6 +23,12 @@ class InfeasibleError(ZbsolveError):
     exit_code = 1
 
 
+class UndecidedError(ZbsolveError):
+    """No answer was found in the steps or the time given, and none was proven impossible."""
+
+    exit_code = 1
+
+
 class EnvironmentFailedError(ZbsolveError):
     """Something outside the input failed: no torch, no solver, a dead rank."""
 

@@ -114,11 +114,18 @@ def warm_up_shapes(instance: Instance, patiences: int) -> Iterator[list[int]]:
             yield [max(1, round(first + (last - first) * s / (S - 1))) for s in range(S)]
 
 
-def automatic(scheduler: ListScheduler, objective: str, patiences: int) -> float:
-    """Run every preset; the best one's cost (infinite when none fits), its orders kept in ``scheduler``."""
+def automatic(
+    scheduler: ListScheduler, objective: str, patiences: int, enough: Callable[[], bool] = lambda: False
+) -> float:
+    """Run every preset; the best one's cost (infinite when none fits), its orders kept in ``scheduler``.
+
+    ``enough`` is asked before each: it may end the trial early.
+    """
     column = 1 if objective == "span" else 0
     best = math.inf
     for policy in presets(scheduler.instance, patiences):
+        if enough():
+            break
         cost = scheduler.run(policy)[column]
         if cost < best:
             best = cost
@@ -209,7 +216,7 @@ class PolicySearch:
 class PolicyRace:
     """Descents from the best few presets side by side; the worse half drops out as the budget is used up.
 
-    ``enough`` may end the trial of presets early, on large instances.
+    ``enough`` is asked after each preset: it may end their trial early, on large instances.
     """
 
     def __init__(

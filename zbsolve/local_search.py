@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zbsolve.compiled import compile_loop
+from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.graph import Task
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import decode, encode, to_arrays
@@ -373,14 +373,13 @@ def anneal(
     return float(best)
 
 
+CALLED = (time_orders, before, after, add_tails, moved_to, path_through)
+
+
 @cache
 def _annealing(compiled: bool) -> Any:
     """The annealing loop; compiled once a process."""
-    return (
-        compile_loop(anneal, time_orders, before, after, add_tails, moved_to, path_through)
-        if compiled
-        else anneal
-    )
+    return compile_loop(anneal, *CALLED) if compiled else anneal
 
 
 def _empty_timing(instance: Instance, codes: Any) -> Timing:
@@ -413,6 +412,7 @@ class OrderSearch:
         self.arrays = to_arrays(instance)
         self.column = 1 if objective == "span" else 0
         self.seed = seed
+        self.cost = np.inf
         self.codes, self.lengths = encode(orders)
         self._timings = [_empty_timing(instance, self.codes) for _ in range(2)]
         self._anneal = _annealing(compiled)
@@ -420,12 +420,18 @@ class OrderSearch:
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""
         self.seed += 1
-        return float(
+        self.cost = float(
             self._anneal(
                 self.arrays, self.codes, self.lengths, *self._timings,
                 self.column, steps, slack, target, self.seed % 2**31,
             )
         )  # fmt: skip
+        return self.cost
+
+    @staticmethod
+    def is_ready() -> bool:
+        """Whether its machine code is there, with nothing to be made first."""
+        return is_ready(anneal, *CALLED)
 
     def orders(self) -> tuple[tuple[Task, ...], ...]:
         """The best orders found."""

@@ -380,16 +380,19 @@ def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
     return tuple(Program(device=d, actions=tuple(actions)) for d, actions in enumerate(programs))
 
 
+# By whether it sends, and the direction.
+_MESSAGE_OPS: dict[tuple[bool, str], MessageOp] = {
+    (True, "F"): "SEND_F",
+    (False, "F"): "RECV_F",
+    (True, "B"): "SEND_B",
+    (False, "B"): "RECV_B",
+}
+
+
 def _message_action(number: int, message: Message, sends: bool) -> Action:
     end = message.producer if sends else message.consumer
-    names: dict[tuple[bool, str], MessageOp] = {
-        (True, "F"): "SEND_F",
-        (False, "F"): "RECV_F",
-        (True, "B"): "SEND_B",
-        (False, "B"): "RECV_B",
-    }
     return Action(
-        op=names[sends, message.direction],
+        op=_MESSAGE_OPS[sends, message.direction],
         stage=end.stage,
         microbatch=end.microbatch,
         start=message.ready,
@@ -599,12 +602,14 @@ def make_plan(
     lower_bound: float,
     proof: Proof,
     solver: SolverInfo,
+    judged: bool = False,
 ) -> Plan:
     """Lower a schedule and state its figures; raises ``InfeasibleError`` when it breaks a rule.
 
-    A bound within float64 rounding of the cost is stated as the cost itself.
+    A bound within float64 rounding of the cost is stated as the cost itself. ``judged``: the schedule has
+    passed :func:`zbsolve.schedule.check` already.
     """
-    violations = check(instance, schedule)
+    violations = [] if judged else check(instance, schedule)
     if violations:
         raise InfeasibleError(f"the schedule is not valid: {violations[0]}")
     cost = schedule.cost(objective)

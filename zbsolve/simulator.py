@@ -240,6 +240,8 @@ def device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[np
     links = Links(instance, np.maximum) if instance.t_transfer is not None else None
     second_of = dict(pairs)
     seconds = set(second_of.values())
+    kinds = {(task.kind, task.stage) for order in orders for task in order}
+    needed = {(kind, stage): needs(instance, kind, stage) for kind, stage in kinds}
     for device, task in topological_order(instance, orders, pairs):
         if task not in seconds:
             start = free[device]
@@ -248,10 +250,10 @@ def device_paths(instance: Instance, orders: Orders, pairs: Pairs) -> NDArray[np
                 start[device] = 0.0
             second = second_of.get(task)
             for each in (task,) if second is None else (task, second):
-                for edge in predecessors(instance, each):
-                    end = (ends if edge.before.stage == each.stage else delivered).get(edge.before)
+                for kind, at, lag in needed[each.kind, each.stage]:
+                    end = (ends if at == each.stage else delivered).get(Task(kind, at, each.microbatch))
                     if end is not None:
-                        start = np.maximum(start, end + edge.lag)
+                        start = np.maximum(start, end + lag)
             if second is None:
                 length = duration(instance, task.kind, task.stage)
             else:

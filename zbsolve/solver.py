@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,13 +19,14 @@ from zbsolve import __version__
 from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
 from zbsolve.bounds import Bound, best_bound, window_bounds
+from zbsolve.budget import Budget, collector_paused
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
-from zbsolve.list_scheduler import ListScheduler, serial_orders
+from zbsolve.list_scheduler import ListScheduler, machine_code_is_ready, plain_seconds, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
 from zbsolve.plan import Plan, Proof, ProvenLag, ShavedTime, SolverInfo, make_plan, peaks_of, relative_gap
@@ -41,12 +42,24 @@ log = logging.getLogger(__name__)
 
 Objective = Literal["makespan", "span"]
 
+# The time limit is kept up to so many tasks; the first plan of more takes what it takes.
+LIMIT_KEPT_TASKS = 65_536
+# The combinatorial bounds' share of the limit; what a small limit may be exceeded by, so that the quick
+# heuristics always run.
+BOUNDS_SHARE = 0.3
+GRACE_SECONDS = 0.5
+# What it takes to time and judge orders, a task (makespan, span; measured); and to make the plan of a
+# schedule, as a multiple of judging it. Offers of a running search are this many times their own cost apart.
+OFFER_SECONDS_A_TASK = {"makespan": 1.5e-5, "span": 3e-5}
+FINISHING_JUDGEMENTS = 2.5
+OFFERS_APART = 4.0
 # Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
 CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
 # Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
 LAGS_MOST_HELD = 3
 LAGS_SHARE = 0.2
+LAGS_COUNTED = 3  # proofs that the share is for in deterministic mode
 # Periodic schedules: for which sizes, the share of the time, the tries in it, when the period is settled.
 PATTERNS_FROM_MICROBATCHES = 8
 PATTERNS_MOST_TASKS = 20_000  # beyond, timing and checking a single unrolled pattern takes seconds
@@ -70,8 +83,12 @@ FIRST_ANNEALING_SHARE = 0.6
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
 ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
-# Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
+# Machine code is loaded where plain Python takes longer than that, and made only on long searches.
+LOADING_SECONDS = 0.4
 COMPILE_FROM_SECONDS = 15.0
+# At most, to make one of the annealings' (measured); how much faster it is than plain Python.
+COMPILE_SECONDS = 8.0
+MACHINE_CODE_GAIN = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +108,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SolveResult:
-    """The plan, how it came about, and whether Ctrl-C ended the search early."""
+    """The plan, how it came about, whether Ctrl-C ended the search early, and what the limit cut short."""
 
     plan: Plan
     history: tuple[Progress, ...]
     interrupted: bool = False
+    note: str = ""
 
 
 @dataclass
 class _Search:
-    """The state of one solve: best schedule, best bound, clock."""
+    """The state of one solve: best schedule, best bound, clock.
+
+    ``budget`` is what phases may still spend; the time to make the plan of the best schedule is set aside.
+    """
 
     instance: Instance
     objective: Objective
@@ -115,8 +136,16 @@ class _Search:
     bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
     lags: tuple[Lag, ...] = ()  # proven of the instance
     refutation: Refutation | None = None
-    annealing_from: float | None = None
+    annealing_given: float | None = None  # what annealing and the exact model have together
     history: list[Progress] = field(default_factory=list)
+    cut_short: bool = False  # the limit left no time for all of the quick heuristics
+
+    def __post_init__(self) -> None:
+        make = Budget.counted if self.deterministic else Budget
+        self.budget = make(self.time_limit)
+        self._offer_estimate = OFFER_SECONDS_A_TASK[self.objective] * self.instance.num_tasks
+        self.offer_seconds = self._offer_estimate
+        self._offered = self.budget.part(0.0)  # over when the next offer of a running search is due
 
     @property
     def cost(self) -> float:
@@ -128,7 +157,7 @@ class _Search:
 
     @property
     def left(self) -> float:
-        return self.time_limit - self.seconds
+        return self.budget.left
 
     @property
     def done(self) -> bool:
@@ -136,19 +165,44 @@ class _Search:
         closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
         return self.schedule is not None and closed
 
+    def quick(self, seconds: float) -> bool:
+        """Whether one of the quick heuristics that takes so long may run: there always is a plan."""
+        slower = max(1.0, self.offer_seconds / self._offer_estimate)  # than where ``seconds`` was measured
+        needed = seconds * slower + self.offer_seconds
+        may = self.schedule is None or self.budget.affords(needed - GRACE_SECONDS)
+        self.cut_short |= not may
+        return may
+
+    def may_offer(self, budget: Budget) -> bool:
+        """Whether a running search is to offer what it has: not so often that it does little else."""
+        return self._offered.over() and budget.affords(self.offer_seconds)
+
     def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
+        began = self.budget.spent
+        with collector_paused():
+            better = self._judge(orders, who, pairs)
+        if better and not self.deterministic:
+            self.offer_seconds = self.budget.spent - began
+        self._offered = self.budget.part(OFFERS_APART * self.offer_seconds)
+        return better
+
+    def _judge(self, orders: Orders, who: str, pairs: Pairs) -> bool:
         peaks = enumerate(peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders))
         if not all(self.instance.fits(d, peak) for d, peak in peaks):
             log.debug("%s: over the memory cap, dropped", who)
             return False
+        self.budget.charge(self.offer_seconds)
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
         if not schedule.cost(self.objective) < self.cost * (1 - ROUNDING):
             return False
+        began = self.budget.spent
         violations = check(self.instance, schedule)
         if violations:
             log.warning("%s: the schedule breaks a rule (%s): dropped", who, violations[0])
             return False
+        if self.schedule is None:
+            self.budget.set_aside(FINISHING_JUDGEMENTS * (self.budget.spent - began))
         self.schedule, self.found_by = schedule, who
         self.report(who)
         return True
@@ -194,9 +248,10 @@ def solve(
         ``auto`` (the portfolio), ``heuristic``, ``cpsat``, ``milp`` (HiGHS, else CBC), ``milp-highs``,
         ``milp-cbc``, or a baseline's name.
     time_limit : float
-        Seconds for everything. The constructive heuristics always run, so there always is a plan.
+        Seconds for everything, kept within 1 s or a fifth, whichever is more, up to
+        ``LIMIT_KEPT_TASKS`` tasks. There always is a plan: its first heuristics run whatever the limit.
     deterministic : bool
-        Budgets are counts instead of seconds: same seed, same bytes.
+        Budgets are counts that stand for seconds: same seed, same bytes.
     gap : float
         Stop as soon as (cost - bound) / cost is this small.
     warm_start : orders, optional
@@ -221,14 +276,15 @@ def solve(
         if warm_start is not None:
             renamed = warm_start if is_extended(instance) else canonical(instance, warm_start)
             search.offer(renamed, "warm start")
-        search.prove(best_bound(instance, objective))
+        search.prove(best_bound(instance, objective, search.budget.part(BOUNDS_SHARE * time_limit).over))
         if is_extended(instance):
             _solve_extended(search, solver)
         else:
             _construct(search)
         for phase in () if is_extended(instance) else SOLVERS[solver]:
-            if search.done or (search.left <= 0 and not deterministic):
+            if search.done or search.budget.over():
                 break
+            log.debug("next phase, with %.1f s left", search.left)
             phase(search)
     except KeyboardInterrupt:
         if search.schedule is None:
@@ -246,8 +302,21 @@ def result_of(search: _Search, interrupted: bool) -> SolveResult:
         seconds=None if search.deterministic else round(search.seconds, 3),
         seed=search.seed,
     )
-    plan = _certified(search.instance, search.schedule, search.objective, search.bound, info)
-    return SolveResult(plan, tuple(search.history), interrupted)
+    with collector_paused():
+        plan = _certified(search.instance, search.schedule, search.objective, search.bound, info, judged=True)
+    return SolveResult(plan, tuple(search.history), interrupted, _note(search, interrupted))
+
+
+def _note(search: _Search, interrupted: bool) -> str:
+    """What the limit left out, where it left no time for more than a first plan."""
+    if interrupted or search.done or not search.cut_short:
+        return ""
+    tasks = search.instance.num_tasks
+    kept = "" if tasks <= LIMIT_KEPT_TASKS else f" (it is not kept above {LIMIT_KEPT_TASKS:,})"
+    return (
+        f"a time limit of {search.time_limit:g} s{kept} leaves {tasks:,} tasks no time for more than a first "
+        "plan: raise it for a better one"
+    )
 
 
 def require_known(solver: str) -> None:
@@ -264,7 +333,13 @@ def certify(instance: Instance, schedule: Schedule, objective: Objective, name: 
 
 
 def _certified(
-    instance: Instance, schedule: Schedule, objective: Objective, bound: Bound, info: SolverInfo
+    instance: Instance,
+    schedule: Schedule,
+    objective: Objective,
+    bound: Bound,
+    info: SolverInfo,
+    *,
+    judged: bool = False,
 ) -> Plan:
     proof = Proof(
         method=bound.method,
@@ -275,7 +350,13 @@ def _certified(
         shaved=tuple(ShavedTime(**time._asdict()) for time in bound.shaved),
     )
     return make_plan(
-        instance, schedule, objective=objective, lower_bound=bound.value, proof=proof, solver=info
+        instance,
+        schedule,
+        objective=objective,
+        lower_bound=bound.value,
+        proof=proof,
+        solver=info,
+        judged=judged,
     )
 
 
@@ -283,17 +364,39 @@ def _certified(
 
 
 def _construct(search: _Search) -> None:
-    """Baselines, the automatic heuristic, else the serial order: always run, and always the same."""
+    """Baselines, the automatic heuristic, else the serial order: as many as the time allows, one at least."""
     instance = search.instance
-    # The likely best first: what comes after need not be checked when it is no better.
-    for name, orders in reversed(list(_fitting_baselines(instance))):
+    for name, orders in _fitting_baselines(instance, search):
         search.offer(orders, name)
     if search.done:
         return
-    scheduler = ListScheduler(instance)
-    if math.isfinite(automatic(scheduler, search.objective, affordable_patiences(instance))):
+    patiences = affordable_patiences(instance)
+    compiled = _in_machine_code(search, patiences)
+    scheduler = ListScheduler(instance, compiled=compiled)
+    seconds = _policy_seconds(instance, compiled)
+
+    def enough() -> bool:
+        search.budget.charge(seconds)
+        return not search.quick(seconds)
+
+    if search.budget.affords(seconds - GRACE_SECONDS) and math.isfinite(
+        automatic(scheduler, search.objective, patiences, enough)
+    ):
         search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
-    search.offer(serial_orders(instance), "serial")
+    if search.quick(0.0):
+        search.offer(serial_orders(instance), "serial")
+
+
+def _policy_seconds(instance: Instance, compiled: bool) -> float:
+    """About what one run of a policy takes."""
+    return plain_seconds(instance) / (MACHINE_CODE_GAIN if compiled else 1.0)
+
+
+def _in_machine_code(search: _Search, runs: int) -> bool:
+    """Whether so many runs of policies are worth machine code; their outcome is the same either way."""
+    if runs * plain_seconds(search.instance) <= LOADING_SECONDS:
+        return False
+    return search.deterministic or search.left >= COMPILE_FROM_SECONDS or machine_code_is_ready()
 
 
 def _solve_extended(search: _Search, solver: str) -> None:
@@ -332,15 +435,22 @@ def _solve_extended(search: _Search, solver: str) -> None:
     search.offer(moves.orders, "local moves", moves.pairs)
 
 
-def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
-    """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
-    for name, baseline in BASELINES.items():
-        if baseline.automatic:
+def _fitting_baselines(instance: Instance, search: _Search) -> Iterator[tuple[str, Orders]]:
+    """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw).
+
+    The likely best first: what comes after need not be checked when it is no better. Those that the search
+    has no time for are left out.
+    """
+    for name, baseline in reversed(BASELINES.items()):
+        seconds = baseline.seconds_a_task * instance.num_tasks
+        if baseline.automatic or not search.quick(seconds):
             continue  # the heuristic itself runs under the instance's own cap
         try:
-            timed_on, orders = baseline.prepared(instance)
+            with collector_paused():
+                timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
+        search.budget.charge(seconds)
         if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
             continue  # another model than the one to solve
         ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
@@ -369,24 +479,26 @@ def _prove_lags(search: _Search) -> None:
         log.warning("lags are left out (%s): install ortools", error)
         return
     assert search.schedule is not None  # _construct always leaves one
-    until = search.seconds + LAGS_SHARE * search.left
+    share = search.budget.part(LAGS_SHARE * search.left)
+    one_of_few = share.left / LAGS_COUNTED
     incumbent = canonical(instance, search.schedule.orders)
     last = instance.num_stages - 1
     # What the last stage's F's wait for is most; the end of the step completes the sum.
     for distance, to_end in ((held, False), (1, True), (2, True), (held + 1, False), (held + 2, False)):
-        left = LAGS_SHARE * search.time_limit / 3 if search.deterministic else until - search.seconds
-        if search.done or left <= 0 or distance + (0 if to_end else 1) > instance.num_microbatches:
+        if search.done or share.over() or distance + (0 if to_end else 1) > instance.num_microbatches:
             return
+        limit = min(share.left, one_of_few) if search.deterministic else share.left
         answer = prove_lag(
             instance,
             last,
             distance,
             incumbent,
             to_end=to_end,
-            time_limit=left,
+            time_limit=limit,
             seed=search.seed,
             deterministic=search.deterministic,
         )
+        share.charge(limit)
         if answer is not None:
             search.lags += (answer.lag,)
             for bound in window_bounds(instance, search.objective, search.lags):
@@ -426,14 +538,12 @@ def _search_patterns(search: _Search) -> None:
     )
     shortest = max(work, (search.bound.value - once) / (m - 1))
     longest = (search.cost - once) / (m - 1)
-    share = PATTERNS_SHARE * (search.time_limit if search.deterministic else search.left)
-    until = search.seconds + share
+    share = search.budget.part(PATTERNS_SHARE * search.left)
     for attempt in range(PATTERNS_ATTEMPTS):
-        left = share / PATTERNS_ATTEMPTS if search.deterministic else until - search.seconds
-        if search.done or left <= 0 or longest <= shortest * PATTERNS_CLOSE:
+        if search.done or share.over() or longest <= shortest * PATTERNS_CLOSE:
             return
         # The first attempts settle where the answer lies, and are easier: they get less.
-        limit = left if search.deterministic else left / max(1, (PATTERNS_ATTEMPTS - attempt) / 2)
+        limit = share.left / max(1, (PATTERNS_ATTEMPTS - attempt) / 2)
         period = math.sqrt(shortest * longest)
         pattern = find_pattern(
             instance,
@@ -443,6 +553,7 @@ def _search_patterns(search: _Search) -> None:
             seed=search.seed,
             deterministic=search.deterministic,
         )
+        share.charge(limit)
         if pattern is None:
             shortest = period
         else:
@@ -464,31 +575,38 @@ def _search_policies(search: _Search) -> None:
         share = POLICIES_SHARE
         if relative_gap(search.cost, search.bound.value) <= POLICIES_CLOSE_GAP:
             share = POLICIES_CLOSE_SHARE
-    budget = max(1e-3, search.left * share)  # the limit may pass right here
-    compiled = not search.deterministic and search.left >= COMPILE_FROM_SECONDS
+    part = search.budget.part(share * search.left)
+    given = part.left
+    patiences = len(PATIENCES)
+    compiled = _in_machine_code(search, 2 * patiences)
+    if not compiled:
+        patiences = affordable_patiences(instance)
+    seconds = _policy_seconds(instance, compiled)
+    entrants = min(8, int(0.25 * given / seconds)) if seconds > 0 else 8
+    if entrants == 0:
+        return
     scheduler = ListScheduler(instance, compiled=compiled)
-    patiences = len(PATIENCES) if compiled else affordable_patiences(instance)
-    began = search.seconds
-    trial_until = began + 0.3 * budget
+    trial = part.part(0.3 * given)
 
     def enough() -> bool:
-        return not search.deterministic and search.seconds > trial_until
+        part.charge(seconds)
+        return not trial.affords(seconds)
 
-    race = PolicyRace(scheduler, search.objective, search.seed, patiences, enough)
-    # A step costs about 5 microseconds a task in plain Python: the count stands for the same budget.
-    most_steps = max(1, round(0.3 * search.time_limit / (5e-6 * search.instance.num_tasks)))
-    steps = 0
+    race = PolicyRace(scheduler, search.objective, search.seed, patiences, enough, entrants)
+    part.charge(entrants * seconds)
     while not search.done:
-        used = steps / most_steps if search.deterministic else (search.seconds - began) / budget
+        used = 1.0 - part.left / given
         descent = race.next(used)
-        if descent is None or used >= 1.0:
+        if descent is None or not part.affords(seconds):
             break
-        steps += 1
-        if (descent.step() or steps == 1) and descent.cost < search.cost:
+        descent.step()
+        part.charge(seconds)
+        if descent.cost < search.cost and search.may_offer(part):
             search.offer(canonical(instance, descent.orders()), "policy search")
-    if not search.done:
-        # Least span may be below that of earliest starts.
-        for descent in race.running:
+    # The best first; least span may be below that of earliest starts.
+    for descent in sorted(race.running, key=lambda descent: descent.value):
+        worth = search.objective == "span" or descent.cost < search.cost
+        if worth and not search.done and search.budget.affords(search.offer_seconds):
             search.offer(canonical(instance, descent.orders()), "policy search")
 
 
@@ -497,7 +615,7 @@ def _refute(search: _Search) -> None:
     if search.time_limit < COMPILE_FROM_SECONDS:
         return
     search.refutation = Refutation(search.instance, search.objective, lags=search.lags)
-    _limit_refutation(search, REFUTATION_SHARE * (search.time_limit if search.deterministic else search.left))
+    _limit_refutation(search, REFUTATION_SHARE * search.left)
     search.prove_until_done(refuted_bounds(search.refutation, search.bound.value, search.cost))
 
 
@@ -505,20 +623,22 @@ def _refute_by_trial(search: _Search) -> None:
     """The same with trials, once the plan is good: how far they have to reach."""
     if search.refutation is None:
         return
-    left = search.time_limit if search.deterministic else _annealing_ends(search) - search.seconds
-    _limit_refutation(search, TRIALS_SHARE * left)
+    _limit_refutation(search, TRIALS_SHARE * _annealing_left(search))
     bounds = shaved_bounds(search.refutation, search.bound.value, search.cost, search.seed)
     search.prove_until_done(bounds)
 
 
 def _limit_refutation(search: _Search, seconds: float) -> None:
     """Let it work for so long from now, or for as many states in deterministic mode."""
-    refutation, until = search.refutation, search.seconds + seconds
+    refutation, part = search.refutation, search.budget.part(seconds)
     assert refutation is not None
-    most_work = refutation.work + seconds * STATES_A_SECOND
+    charged = refutation.work
 
     def enough() -> bool:
-        return refutation.work > most_work if search.deterministic else search.seconds > until
+        nonlocal charged
+        part.charge((refutation.work - charged) / STATES_A_SECOND)
+        charged = refutation.work
+        return part.over()
 
     refutation.enough = enough
 
@@ -530,24 +650,30 @@ def _search_orders(search: _Search, shares: tuple[float, ...], of_time: float) -
     """
     if search.deterministic or search.time_limit < COMPILE_FROM_SECONDS:
         return
-    until = search.seconds
-    budget = of_time * max(0.0, _annealing_ends(search) - until)
+    given = of_time * max(0.0, _annealing_left(search))
+    annealing = search.budget.part(given)
+    behind = 0.0
     for number, share in enumerate(shares):
-        until += share * budget
-        if search.done or search.seconds >= until:
+        behind += share
+        # What one of them leaves over is the next one's.
+        part = annealing.part(annealing.left - (1.0 - behind) * given)
+        if search.done or part.over():
             return
         if number % 2 == 0:
-            _anneal(search, BackboneSearch, "backbone search", until, most_slack=25.0)
+            _anneal(search, BackboneSearch, "backbone search", part, most_slack=25.0)
         else:
-            _anneal(search, OrderSearch, "order search", until, most_slack=4.0)
+            _anneal(search, OrderSearch, "order search", part, most_slack=4.0)
 
 
 def _anneal(
-    search: _Search, kind: type[BackboneSearch | OrderSearch], who: str, until: float, *, most_slack: float
+    search: _Search, kind: type[BackboneSearch | OrderSearch], who: str, part: Budget, *, most_slack: float
 ) -> None:
     """One cooling of two annealings side by side, the second at half the slack."""
     assert search.schedule is not None  # _construct always leaves one
     instance, objective = search.instance, search.objective
+    part.set_aside(search.offer_seconds)  # for the last offer
+    if not (kind.is_ready() or part.affords(COMPILE_SECONDS)):
+        return
     start = canonical(instance, search.schedule.orders)
     annealings = [
         kind(instance, start, objective, seed=search.seed + 1_000 * number, compiled=True)
@@ -555,37 +681,43 @@ def _anneal(
     ]
     mean_task = sum(timed.end - timed.start for timed in search.schedule) / instance.num_tasks
     annealings[0].run(1, 0.0, search.bound.value)  # compiles
-    began = search.seconds
+    began = part.spent
     annealings[0].run(ROUND_TRIAL_STEPS, 0.0, search.bound.value)
-    pace = max(1e-7, (search.seconds - began) / ROUND_TRIAL_STEPS)
+    pace = max(1e-7, (part.spent - began) / ROUND_TRIAL_STEPS)
     # High slack pays only where there are moves enough to come down from it.
-    moves_a_task = (until - search.seconds) / pace / instance.num_tasks
-    most_slack = min(most_slack, max(0.5, moves_a_task / 15)) * mean_task
-    began, steps = search.seconds, ROUND_TRIAL_STEPS
+    given = part.left
+    most_slack = min(most_slack, max(0.5, given / pace / instance.num_tasks / 15)) * mean_task
+    steps = ROUND_TRIAL_STEPS
     with ThreadPoolExecutor(len(annealings)) as pool:
-        while not search.done and search.seconds < until:
-            warmth = (1.0 - (search.seconds - began) / (until - began)) ** 2
-            seconds = min(ROUND_SECONDS, until - search.seconds)
-            steps = min(max(20, round(seconds / pace)), 2 * steps)
-            round_began = search.seconds
+        while not search.done and not part.over():
+            warmth = (part.left / given) ** 2
+            steps = min(max(20, round(min(ROUND_SECONDS, part.left) / pace)), 2 * steps)
+            round_began = part.spent
             rounds = [
                 pool.submit(annealing.run, steps, most_slack * warmth / (1 + number), search.bound.value)
                 for number, annealing in enumerate(annealings)
             ]
-            for annealing, done in zip(annealings, rounds, strict=True):
-                if done.result() < search.cost:
-                    search.offer(canonical(instance, annealing.orders()), who)
+            costs = [done.result() for done in rounds]
             # Refused moves cost far less than kept ones, and the slack decides how many are kept: the pace of
             # one round says only roughly what the next one needs.
-            pace = max(1e-7, (search.seconds - round_began) / steps)
+            pace = max(1e-7, (part.spent - round_began) / steps)
+            if min(costs) < search.cost and (min(costs) <= search.bound.value or search.may_offer(part)):
+                _offer_best(search, annealings, who)
+    _offer_best(search, annealings, who)
 
 
-def _annealing_ends(search: _Search) -> float:
-    """When, in seconds, the time of the exact model begins: its share counts from where annealing began."""
-    if search.annealing_from is None:
-        search.annealing_from = search.seconds
-    all_left = search.time_limit - search.annealing_from
-    return search.annealing_from + all_left * min(0.97, 1.0 - _exact_share(search))
+def _offer_best(search: _Search, annealings: Sequence[BackboneSearch | OrderSearch], who: str) -> None:
+    """The better one of two annealings, where it is better than what is known."""
+    best = min(annealings, key=lambda annealing: annealing.cost)
+    if best.cost < search.cost:
+        search.offer(canonical(search.instance, best.orders()), who)
+
+
+def _annealing_left(search: _Search) -> float:
+    """Seconds until the time of the exact model begins: its share counts from where annealing began."""
+    if search.annealing_given is None:
+        search.annealing_given = search.left
+    return search.left - search.annealing_given * max(0.03, _exact_share(search))
 
 
 def _exact_share(search: _Search) -> float:
@@ -616,11 +748,10 @@ def _run_cpsat(search: _Search) -> None:
     def hear(orders: Orders, _cost: float) -> None:
         search.offer(orders, "cpsat")
 
-    limit = search.time_limit if search.deterministic else search.left
     result = solve_cpsat(
         search.instance,
         search.objective,
-        time_limit=limit,
+        time_limit=search.left,
         hint=search.schedule,
         lower_bound=search.bound.value,
         seed=search.seed,
@@ -644,7 +775,7 @@ def _run_milp(search: _Search, backends: tuple[Literal["highs", "cbc"], ...]) ->
                 search.instance,
                 search.objective,
                 backend=backend,
-                time_limit=search.time_limit if search.deterministic else search.left,
+                time_limit=search.left,
                 hint=search.schedule,
                 lower_bound=search.bound.value,
                 seed=search.seed,

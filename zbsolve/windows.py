@@ -8,7 +8,7 @@ All statements hold for canonical schedules, as in :mod:`zbsolve.precedence`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +37,14 @@ class Windows:
     tails: NDArray[np.float64]
 
 
-def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
+def windows(
+    instance: Instance, lags: Iterable[Lag] = (), enough: Callable[[], bool] = lambda: False
+) -> Windows:
     """Longest paths over dependencies, micro-batch order, :func:`memory_waits` and lags proven elsewhere.
 
     For the whole step, and for the window of stage 0's device, which begins with it, paths also run through
     the work that a device is forced to do on the way (:class:`zbsolve.forced_work.ForcedWork`).
+    Once ``enough`` says yes no more of that work is counted: what is said then holds all the same.
     """
     S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
     t_f = [stage.t_f for stage in instance.stages]
@@ -76,6 +79,8 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
             heads[0, s, 0, device[s]] = 0.0
     heads[0, 0, 0, p] = 0.0
     for j in range(m):
+        if work_before is not None and enough():
+            work_before = None
         for s in range(S):
             head = heads[0, s, j]
             if s > 0:
@@ -113,6 +118,8 @@ def windows(instance: Instance, lags: Iterable[Lag] = ()) -> Windows:
             waiters_of.setdefault((code[kind], q), []).append((s, distance))
     tails = np.full((3, S, m, p + 1), -np.inf)
     for j in range(m - 1, -1, -1):
+        if work_after and enough():
+            work_after = {}
         for s in range(S):
             own = device[s]
             if splits[s]:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -297,6 +298,10 @@ class Normed(nn.Module):
         return self.norm(self.linear(x))
 
 
+# Names a file that a stage which hangs makes when it does.
+HANGING = "ZBSOLVE_TEST_HANGING"
+
+
 class Trouble(nn.Module):
     """A linear layer that does something bad in its ``n``-th forward in training."""
 
@@ -312,6 +317,8 @@ class Trouble(nn.Module):
         if self.calls == self.at and self.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.calls == self.at and self.what == "hang":
+            if HANGING in os.environ:
+                Path(os.environ[HANGING]).touch()
             time.sleep(600)
         if self.calls == 1 and self.what == "slow":
             time.sleep(0.3)

@@ -159,19 +159,22 @@ def test_killed_parent_leaves_no_rank_behind(tmp_path: Path) -> None:
         "from zbsolve.runtime.api import RunOptions, run_plan\n"
         "run_plan(load_plan(sys.argv[1]), RunOptions(model='runtime_cases:hangs', timeout=100.0))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    hanging = tmp_path / "hanging"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        cases.HANGING: str(hanging),
+    }
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "plan.json")], env=environment
     ) as parent:
-        process = psutil.Process(parent.pid)
-        until = time.monotonic() + 40
-        ranks: list[psutil.Process] = []
-        while len(ranks) < 3 and time.monotonic() < until:
-            ranks = process.children(recursive=True)
-            time.sleep(0.1)
-        assert len(ranks) == 3  # the rank server and its two ranks
-        time.sleep(4)  # long enough to be in a step on an idle machine; any moment must do
+        until = time.monotonic() + 60
+        while not hanging.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        ranks = psutil.Process(parent.pid).children(recursive=True)
         parent.kill()
+    assert hanging.exists()
+    assert len(ranks) == 3  # the rank server and its two ranks
     _, alive = psutil.wait_procs(ranks, timeout=30)
     for survivor in alive:
         survivor.kill()

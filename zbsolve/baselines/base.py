@@ -25,7 +25,8 @@ class Baseline:
     where it has one (GPipe with its backward fused, DualPipe with two replicas), which raises likewise; an
     ``automatic`` one brings its own memory cap. ``placement`` is the one that it needs (None: any), which
     :mod:`zbsolve.recut` can make of another. ``pairs`` says which of the orders' neighbours F and BW run
-    overlapped. Recomputation is no generator's business: R comes right before its backward.
+    overlapped. ``seconds_a_task`` is about what the generator takes, by which a search under a limit decides
+    whether it has time for it. Recomputation is no generator's business: R comes right before its backward.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Baseline:
     pairs: Callable[[Instance], Pairs] | None = None
     placement: Placement | None = None
     automatic: bool = False
+    seconds_a_task: float = 5e-6
 
     def prepared(self, instance: Instance) -> tuple[Instance, DeviceOrders]:
         """The instance on which the schedule runs, and its orders there."""

@@ -31,6 +31,7 @@ class Construction(ABC):
         self.room = [memory_limit(each) for each in room]
         self.orders: list[list[Task]] = [[] for _ in range(self.p)]
         self.clock = [0.0] * self.p
+        self.first: list[float] = [0.0] * self.p  # when the device's first task starts
         self.idle = [0.0] * self.p
         self.level = [0.0] * self.p
         self.pending: list[deque[Task]] = [deque() for _ in range(self.p)]
@@ -70,6 +71,8 @@ class Construction(ABC):
             self.done[kind, stage] += 1
         if self.orders[device]:
             self.idle[device] += start - self.clock[device]
+        else:
+            self.first[device] = start
         self.level[device] += change.net
         self.clock[device] = end = start + self.length[kind, stage]
         self._ends[kind, stage].append(end)
@@ -113,6 +116,11 @@ class Construction(ABC):
             self.place_w(device)
         self.place(self.next_task(kind, stage))
         return True
+
+    @property
+    def span(self) -> float:
+        """Longest window of a device so far: tasks are placed at their earliest starts."""
+        return max(end - start for start, end in zip(self.first, self.clock, strict=True))
 
     @abstractmethod
     def fills(self, kind: TaskKind, stage: int, gap: float, allowance: float) -> bool:

@@ -1,8 +1,8 @@
 """The command line: the only place that prints and sets exit codes.
 
-Exit codes: 0 done; 1 the answer is no (infeasible, a violated rule, gradients that differ); 2 bad usage
-or input; 3 the environment failed; 130 interrupted with nothing to keep. Results go to stdout, everything
-else to stderr. Imports are lazy: a command loads only what it uses.
+Exit codes: 0 done; 1 the answer is no (infeasible, a violated rule, gradients that differ) or none was found
+in time; 2 bad usage or input; 3 the environment failed; 130 interrupted with nothing to keep. Results go to
+stdout, everything else to stderr. Imports are lazy: a command loads only what it uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zbsolve.cli.base import app
 
 
 def main() -> None:
-    """Entry point of the ``zbsolve`` command."""
+    """Run the command line; :mod:`zbsolve.__main__` says what Ctrl-C does around it."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without µ is no reason to fail
     # A big plan is millions of small objects that all stay: collecting young ones often finds nothing and

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @command("bench")
 def bench_command(
     suite: Annotated[
-        str, typer.Option(metavar="NAME", help="published, published-v, v-memory, unequal, random or all.")
+        str,
+        typer.Option(metavar="NAME", help="published, published-v, v-memory, unequal, random, large or all."),
     ] = "published",
     time_limit: LimitOption = 60.0,
     only: Annotated[

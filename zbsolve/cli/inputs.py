@@ -232,7 +232,7 @@ PlanOutput = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="P.json", help="Write the plan here.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-LimitOption = Annotated[float, typer.Option(metavar="S", help="Seconds to search.")]
+LimitOption = Annotated[float, typer.Option(metavar="S", help="Seconds, kept up to 65,536 tasks.")]
 
 
 def require_valid(plan: Plan, where: str) -> None:

@@ -53,6 +53,8 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
             result = solve(instance, progress=show, **options)
     if result.interrupted:
         say_interrupted()
+    if result.note:
+        typer.echo(f"zbsolve: {result.note}", err=True)
     return result
 
 

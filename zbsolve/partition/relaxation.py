@@ -22,7 +22,7 @@ count plain ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -67,12 +67,20 @@ class Relaxation:
         Costs from there on need not be told apart.
     effort : float
         How many options the dynamic programs may look at; beyond that :meth:`balanced` stands in for them.
+    enough : callable
+        When it says yes, they look at no more options either.
     """
 
     def __init__(
-        self, problem: DecisionProblem, placement: Placement, cutoff: float, effort: float = math.inf
+        self,
+        problem: DecisionProblem,
+        placement: Placement,
+        cutoff: float,
+        effort: float = math.inf,
+        enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self.problem, self.placement, self.cutoff, self.effort = problem, placement, cutoff, effort
+        self.enough = enough
         self.layers = len(problem.profile.layers)
         self.p, self.m = problem.num_devices, problem.num_microbatches
         self.chunks = CHUNKS[placement]
@@ -272,6 +280,9 @@ class Relaxation:
             work += self._work[self.layers] - self._work[state.high]
         return self.m * work / sum(sorted(speeds)[-left:])
 
+    def _spent(self) -> bool:
+        return self.effort <= 0 or self.enough()
+
     def to_go(self, state: State) -> float:
         """Least, over all ways to deal out the rest, of the worst one-device bound in it.
 
@@ -282,7 +293,7 @@ class Relaxation:
         found = self._least.get(state)
         if found is not None:
             return found
-        if self.effort <= 0:
+        if self._spent():
             return self.balanced(state)
         ahead, behind = self.chain(state.used, state.last, state.low)
         cheap = []
@@ -312,7 +323,7 @@ class Relaxation:
         found = self._after.get(state)
         if found is not None:
             return found
-        if self.effort <= 0:
+        if self._spent():
             return self.balanced(state)
         best = self.cutoff
         plain = (Keep.plain,) * self.chunks

@@ -17,13 +17,13 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 from zbsolve.bounds import best_bound
-from zbsolve.errors import InfeasibleError
+from zbsolve.budget import Budget
+from zbsolve.errors import InfeasibleError, UndecidedError, ZbsolveError
 from zbsolve.formulation import canonical
 from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.list_scheduler import ListScheduler
@@ -125,10 +125,9 @@ class JointSearch:
     ) -> None:
         self.problem, self.time_limit, self.target, self.seed = problem, time_limit, gap, seed
         self.progress, self.steps = progress, steps
-        self.began = time.monotonic()
-        self.cost = math.inf
-        self.plan: Plan | None = None
-        self.decision: Decision | None = None
+        self.budget = Budget(time_limit)
+        self.best: tuple[Decision, Plan] | None = None  # both at once, whenever Ctrl-C comes
+        self.proven: float | None = None  # the bound when Ctrl-C came, amid changes to the queues
         self.examined = 0
         self.interrupted = False
         self.families: list[_Entry] = []
@@ -146,12 +145,17 @@ class JointSearch:
     # --- clock and bookkeeping ------------------------------------------------------------------------
 
     @property
-    def left(self) -> float:
-        return self.time_limit - (time.monotonic() - self.began)
+    def cost(self) -> float:
+        return math.inf if self.best is None else self.best[1].cost
+
+    def _over(self) -> bool:
+        return self.budget.over()
 
     @property
     def bound(self) -> float:
         """The joint lower bound so far."""
+        if self.proven is not None:
+            return min(self.cost, self.proven)
         return min(self.cost, self.stuck, _least(self.families), _least(self.singles))
 
     def _closed(self, bound: float) -> bool:
@@ -160,13 +164,13 @@ class JointSearch:
 
     def _done(self) -> bool:
         closed = relative_gap(self.cost, self.bound) <= max(self.target, OPTIMAL_GAP)
-        return self.plan is not None and closed
+        return self.best is not None and closed
 
     def _say(self) -> None:
         if self.progress is not None:
             unit = self.problem.profile.time_unit
             self.progress(
-                f"{self.time_limit - self.left:.1f} s: best {self.cost:.6g} {unit}, joint bound "
+                f"{self.budget.spent:.1f} s: best {self.cost:.6g} {unit}, joint bound "
                 f"{self.bound:.6g}, "
                 f"{self.examined} decisions examined, {len(self.families)} families open"
             )
@@ -185,14 +189,18 @@ class JointSearch:
             self._refusal = error
             return
         self.examined += 1
-        bound = max(bound, best_bound(instance, self.problem.objective).value)
+        bound = max(bound, best_bound(instance, self.problem.objective, self._over).value)
         if self._closed(bound):
             return
         compiled = self.steps is not None or self.time_limit >= COMPILE_FROM_SECONDS
         scheduler = ListScheduler(instance, compiled=compiled)
-        cost = automatic(scheduler, self.problem.objective, affordable_patiences(instance))
-        if self.plan is None and math.isinf(cost):
-            self._keep(decision, solve(instance, solver="heuristic", objective=self.problem.objective).plan)
+        cost = automatic(scheduler, self.problem.objective, affordable_patiences(instance), self._over)
+        if self.best is None and math.isinf(cost):
+            limit = max(0.01, min(SLICES[-1], self.budget.left))
+            quick = solve(instance, solver="heuristic", objective=self.problem.objective, time_limit=limit)
+            self._keep(decision, quick.plan)
+            if quick.interrupted:
+                raise KeyboardInterrupt
         elif cost < self.cost:
             orders = canonical(instance, scheduler.best_orders())
             schedule = simulate_for(instance, orders, self.problem.objective)
@@ -204,15 +212,17 @@ class JointSearch:
 
     def _keep(self, decision: Decision, plan: Plan) -> None:
         if plan.cost < self.cost:
-            self.cost, self.plan, self.decision = plan.cost, plan, decision
+            self.best = decision, plan
             self._say()
 
     def _solve(self, entry: _Entry) -> None:
         """Give the solver its next slice of time on one decision."""
         assert entry.decision is not None
-        limit = max(0.01, min(SLICES[entry.turns], self.left))
+        limit = max(0.01, min(SLICES[entry.turns], self.budget.left))
         instance = self.problem.instance(entry.decision)
-        mine = self.plan if self.decision == entry.decision else entry.plan
+        mine = entry.plan
+        if self.best is not None and self.best[0] == entry.decision:
+            mine = self.best[1]
         result = solve(
             instance,
             objective=self.problem.objective,
@@ -249,6 +259,9 @@ class JointSearch:
         self.divided += 1
         makespan = self.problem.objective == "makespan"
         for option in relaxation.options(state):
+            if self._over():
+                self._push(replace(entry, taken=False))  # not all of its parts are queued
+                return
             hop = relaxation.hop(state, option.cls)
             head = entry.head + hop if makespan else 0.0
             tail = entry.tail + hop
@@ -280,13 +293,43 @@ class JointSearch:
 
     def run(self) -> JointResult:
         """Search until the gap or the time limit is reached."""
+        try:
+            for decision in seeds(self.problem):
+                self._examine(decision, 0.0)
+                if self._over():
+                    break
+        except KeyboardInterrupt:
+            self._stop()
+        try:
+            relaxations = self._begin()
+        except KeyboardInterrupt:
+            self._stop()
+            relaxations = self._begin()
+        self._search(relaxations)
+        if self.best is None:
+            raise self._no_plan()
+        decision, plan = self.best
+        return JointResult(
+            problem=self.problem,
+            decision=decision,
+            plan=plan,
+            lower_bound=self.bound,
+            statement=self._statement(),
+            decisions=count_decisions(self.problem),
+            examined=self.examined,
+            seconds=self.budget.spent,
+            interrupted=self.interrupted,
+        )
+
+    def _begin(self) -> dict[Placement, Relaxation]:
+        """Queue the families of all decisions; with no time left their bounds are the simplest."""
         problem = self.problem
-        for decision in seeds(problem):
-            self._examine(decision, 0.0)
+        self.families, self.deepest = [], []
         seconds = FIXED_EFFORT_SECONDS if self.steps is not None else self.time_limit
         effort = OPTIONS_PER_SECOND * 0.3 * seconds / len(problem.placements)
         relaxations = {
-            placement: Relaxation(problem, placement, self.cost, effort) for placement in problem.placements
+            placement: Relaxation(problem, placement, self.cost, effort, self._over)
+            for placement in problem.placements
         }
         for placement, relaxation in relaxations.items():
             for state in relaxation.starts():
@@ -294,27 +337,24 @@ class JointSearch:
                 if not self._closed(bound):
                     entry = _Entry(bound, 0, next(self._numbers), placement, state)
                     self._push(entry)
-        said = self.left
-        while not self._done() and self.left > 0 and (self.families or self.singles):
-            if self.steps is not None and (self.divided >= self.steps or not self.families):
-                break
-            self._step(relaxations)
-            if said - self.left > 1.0:
-                said = self.left
-                self._say()
-        if self.plan is None or self.decision is None:
-            raise self._no_plan()
-        return JointResult(
-            problem=problem,
-            decision=self.decision,
-            plan=self.plan,
-            lower_bound=self.bound,
-            statement=self._statement(),
-            decisions=count_decisions(problem),
-            examined=self.examined,
-            seconds=self.time_limit - self.left,
-            interrupted=self.interrupted,
-        )
+        return relaxations
+
+    def _search(self, relaxations: dict[Placement, Relaxation]) -> None:
+        """Step by step, until the gap is reached, the budget is used up, or Ctrl-C."""
+        proven = self.bound
+        said = self.budget.spent
+        try:
+            while not self._done() and not self._over() and (self.families or self.singles):
+                if self.steps is not None and (self.divided >= self.steps or not self.families):
+                    break
+                proven = self.bound
+                self._step(relaxations)
+                if self.budget.spent - said > 1.0:
+                    said = self.budget.spent
+                    self._say()
+        except KeyboardInterrupt:
+            self.proven = proven
+            self._stop()
 
     def _step(self, relaxations: dict[Placement, Relaxation]) -> None:
         """Divide the family with the least bound, or give the solver a decision, by shares of the time."""
@@ -332,19 +372,12 @@ class JointSearch:
             entry = heapq.heappop(self.singles)
         if self._closed(entry.bound):
             return
-        began = time.monotonic()
-        try:
-            if entry.decision is None:
-                self._divide(relaxations[entry.placement], entry)
-            else:
-                self._solve(entry)
-        except KeyboardInterrupt:
-            if entry.decision is None:
-                self._push(replace(entry, taken=False))
-            else:
-                heapq.heappush(self.singles, entry)
-            self._stop()
-        self.spent[action] += time.monotonic() - began
+        began = self.budget.spent
+        if entry.decision is None:
+            self._divide(relaxations[entry.placement], entry)
+        else:
+            self._solve(entry)
+        self.spent[action] += self.budget.spent - began
 
     def _push(self, family: _Entry) -> None:
         heapq.heappush(self.families, family)
@@ -373,10 +406,10 @@ class JointSearch:
 
     def _stop(self) -> None:
         """Ctrl-C: keep what is known, or pass it on when nothing is."""
-        if self.plan is None:
+        if self.best is None:
             raise KeyboardInterrupt
         self.interrupted = True
-        self.time_limit = time.monotonic() - self.began
+        self.budget.set_aside(math.inf)  # nothing is left
 
     def _statement(self) -> str:
         if relative_gap(self.cost, self.bound) <= OPTIMAL_GAP:
@@ -393,11 +426,14 @@ class JointSearch:
             f"and memory of each device, least over all ways to deal out the layers); {rest}"
         )
 
-    def _no_plan(self) -> InfeasibleError:
-        if self.left <= 0 and (self.families or self.singles):
-            return InfeasibleError(
-                f"no decision that fits was found in {self.time_limit:g} s and none was proven impossible: "
-                "raise the time limit"
+    def _no_plan(self) -> ZbsolveError:
+        """None was found: because there is none, or because the search ended before it knew."""
+        if self.families or self.singles:
+            steps = self.steps is not None and self.divided >= self.steps
+            within = f"{self.steps} steps" if steps else f"{self.time_limit:g} s"
+            raise_what = "number of steps" if steps else "time limit"
+            return UndecidedError(
+                f"no plan found within {within}, and none proven impossible: raise the {raise_what}"
             )
         reason = f" (the last one tried: {self._refusal})" if self._refusal is not None else ""
         return InfeasibleError(
@@ -435,5 +471,7 @@ def decide(
     ------
     InfeasibleError
         No decision fits the devices' memory.
+    UndecidedError
+        None was found in the time or the steps given, and that none fits was not proven.
     """
     return JointSearch(problem, time_limit, gap, seed, progress, steps).run()

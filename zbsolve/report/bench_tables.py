@@ -107,6 +107,10 @@ def summary_lines(summary: Summary) -> list[str]:
         f"gap: median {_percent(summary.median_gap, 3)}, 90th percentile {_percent(summary.p90_gap, 3)}, "
         f"worst {_percent(summary.max_gap, 3)} ({summary.worst})",
     ]
+    lines.append(
+        f"time limit kept within 1 s or 20 %: {summary.limits_kept} of {summary.rows}; "
+        f"at most {summary.most_of_limit:.2f} of it taken"
+    )
     if summary.published:
         lines.append(
             f"against the published cost: worse on {summary.worse_than_published} of {summary.published}, "

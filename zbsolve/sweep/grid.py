@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from zbsolve.cluster import Cluster
-from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.errors import InfeasibleError, InputError, UndecidedError
 from zbsolve.partition.layers import Keep, LayerProfile, join_profiles
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.search import decide
@@ -155,7 +155,8 @@ class Outcome:
     Attributes
     ----------
     status : str
-        ``ok``; ``infeasible`` (does not fit in memory) or ``not applicable``, then with a reason.
+        ``ok``; ``infeasible`` (does not fit in memory), ``undecided`` (none found within the steps, and
+        none proven impossible) or ``not applicable``, then with a reason.
     step : float
         Makespan of the slowest replica plus the all-reduce.
     lower_bound : float
@@ -202,6 +203,8 @@ def evaluate(inputs: Inputs, config: Config, steps: int = STEPS) -> Outcome:
                 slowest, number = found, parts.index(part)
     except InfeasibleError as error:
         return Outcome("infeasible", str(error))
+    except UndecidedError as error:
+        return Outcome("undecided", str(error))
     except InputError as error:
         return Outcome("not applicable", str(error))
     assert slowest is not None
