@@ -31,8 +31,9 @@ from zbsolve.instance import Instance
 from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.plan import Action, MessageOp, Program, dry_run, lower
 from zbsolve.recompute import unfold
-from zbsolve.schedule import TIME_RTOL, Schedule
+from zbsolve.schedule import Schedule
 from zbsolve.simulator import simulate
+from zbsolve.tolerances import time_tolerance
 
 Grammar = Literal["compute_only", "compute_comms"]
 Orders = tuple[tuple[Task, ...], ...]
@@ -156,7 +157,7 @@ def _export_notes(instance: Instance, schedule: Schedule, grammar: Grammar, pair
     makespan = simulate(instance, schedule.orders, schedule.pairs).makespan
 
     def change(read: float) -> str:
-        if abs(read - makespan) <= TIME_RTOL * max(1.0, makespan):
+        if abs(read - makespan) <= time_tolerance(makespan):
             return ""
         return f" (makespan {makespan:.6g} becomes {read:.6g})"
 
