@@ -126,10 +126,10 @@ class DecisionProblem:
         """Static memory of a run of layers."""
         return self._static[end] - self._static[first]
 
-    def instance(self, decision: Decision, *, fold: bool = True) -> Instance:
+    def instance(self, decision: Decision) -> Instance:
         """The scheduling instance of a decision, its device r being the cluster's ``decision.devices[r]``.
 
-        ``fold``: a recomputation is part of its stage's B (else an R of its own).
+        It is the one that a plan file of the decision has: a cost or a bound is of its schedules.
         """
         self._require_whole(decision)
         p, each, layers = self.num_devices, self.cluster.each, self.profile.layers
@@ -149,7 +149,6 @@ class DecisionProblem:
                     speed=speed,
                     keep=keep,
                     host=self.cluster.host,
-                    fold=fold,
                 )
             )
             static[r] += self.static(end - size, end)

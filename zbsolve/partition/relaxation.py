@@ -15,8 +15,9 @@ are settled; the rest is free. Three statements hold for every member of it, so 
   head exactly as settled, and the work of each device alone behind it. Heads add up along the pipeline, so no
   relaxation of them is needed. It is for unlike devices, where the first program's heads are too short.
 
-A chain is never longer for a plain stage than for one that recomputes or offloads, so chains of free layers
-count plain ones.
+A chain is never longer for a plain stage than for one that checkpoints or offloads, so chains of free layers
+count plain ones. A stage that recomputes has the chains of a plain one: its R may run while the gradient is
+still on its way, and counts only as work of its device (and, like all work, in what fits into a wait there).
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Relaxation:
     def work(self, option: Option, keep: tuple[Keep, ...]) -> float:
         """Device time of the whole step."""
         chunks = self._chunks(option, keep)
-        return self.m * sum(stage.t_f + stage.min_backward for stage in chunks)
+        return self.m * sum(stage.t_f + (stage.t_r or 0.0) + stage.min_backward for stage in chunks)
 
     def _chunks(self, option: Option, keep: tuple[Keep, ...]) -> list[Stage]:
         return [
