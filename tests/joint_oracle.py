@@ -1,8 +1,8 @@
 """Tiny joint problems at random, and whether any schedule of any decision beats a claimed bound.
 
 The search over schedules is plain depth first over device orders, from the definitions of
-``docs/concepts.md``: no bound, simulator, memory or checking code of the product is used. A decision's instance,
-the one that a plan file has, is where both meet.
+``docs/concepts.md``: no bound, simulator, memory or checking code of the product is used. A decision's
+instance, the one that a plan file has, is where both meet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, pairwise, permutations, product
 
 from zbsolve.cluster import Cluster, DeviceGroup, Host, Link
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, Stage
 from zbsolve.partition.layers import Keep, Layer, LayerProfile
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 
@@ -87,7 +87,8 @@ def random_problem(seed: int) -> DecisionProblem:
         host=Host(bandwidth=2.0, overlap=0.5),
     )
     keeps = rng.choice(
-        [(Keep.plain,), (Keep.recompute,), *3 * [(Keep.plain, Keep.recompute)], (Keep.recompute, Keep.checkpoint)]
+        [(Keep.plain,), (Keep.recompute,), (Keep.recompute, Keep.checkpoint)]
+        + 3 * [(Keep.plain, Keep.recompute)]
         + ([tuple(Keep)] if stages * m <= 2 else [])
     )
     return DecisionProblem(
@@ -95,7 +96,7 @@ def random_problem(seed: int) -> DecisionProblem:
         cluster,
         p,
         m,
-        objective="makespan" if rng.random() < 0.7 else "span",
+        objective="span" if stages * m <= 4 and rng.random() < 0.4 else "makespan",
         placements=(placement,),
         keeps=keeps,
     )
@@ -149,6 +150,12 @@ def _hop(instance: Instance, s: int) -> float:
     return instance.t_comm[s] if isinstance(instance.t_comm, tuple) else instance.t_comm
 
 
+def _backward(stage: Stage) -> float:
+    """Device time of one micro-batch's backward, split or fused, whichever is less."""
+    split = stage.t_b + stage.t_w
+    return split if stage.t_bw is None else min(split, stage.t_bw)
+
+
 @dataclass
 class _Search:
     """Depth first over device orders, each as the sequence of its tasks by earliest start.
@@ -179,14 +186,8 @@ class _Search:
         self.work = [0.0] * inst.num_devices
         for stage in inst.stages:
             self.work[stage.device] += inst.num_microbatches * (
-                stage.t_f + (stage.t_r or 0.0) + self._backward(stage.device, stage)
+                stage.t_f + (stage.t_r or 0.0) + _backward(stage)
             )
-
-    @staticmethod
-    def _backward(_device: int, stage: object) -> float:
-        split = stage.t_b + stage.t_w  # type: ignore[attr-defined]
-        fused = stage.t_bw  # type: ignore[attr-defined]
-        return float(split if fused is None else min(split, fused))
 
     def run(self) -> bool:
         left = sum(2 + (stage.t_r is not None) for stage in self.instance.stages)
@@ -246,7 +247,7 @@ class _Search:
         stage = self.instance.stages[s]
         if kind in ("F", "R"):
             return _length(self.instance, task)
-        least = self._backward(stage.device, stage)
+        least = _backward(stage)
         if kind == "BW":
             return least
         first = min(stage.t_b, least)
@@ -256,13 +257,17 @@ class _Search:
         if left == 0:
             return True
         key = (
-            now,
-            tuple(self.start),
-        ) if self.objective == "span" else (
-            now,
-            frozenset(self.start),
-            tuple(self.end[order[-1]] if order else 0.0 for order in self.orders),
-            tuple(sorted(self._awaited())),
+            (
+                now,
+                tuple(self.start),
+            )
+            if self.objective == "span"
+            else (
+                now,
+                frozenset(self.start),
+                tuple(self.end[order[-1]] if order else 0.0 for order in self.orders),
+                tuple(sorted(self._awaited())),
+            )
         )
         if key in self.seen:
             return False
@@ -285,7 +290,7 @@ class _Search:
             self.start[task], self.end[task] = start, start + _length(self.instance, task)
             self.held[device] += change
             self.work[device] -= forced
-            found = self._possible(device) and self._extend(start, left - 1 + (task[0] == "B"))
+            found = self._possible(start) and self._extend(start, left - 1 + (task[0] == "B"))
             self.work[device] += forced
             self.held[device] -= change
             del self.start[task], self.end[task]
@@ -297,21 +302,27 @@ class _Search:
     def _awaited(self) -> Iterator[tuple[Name, float]]:
         """Ends that something to come may still wait for."""
         for (kind, s, j), end in self.end.items():
-            waiting: tuple[Name, ...] = ()
-            backward = not {("B", s, j), ("BW", s, j)} & self.start.keys()
-            if kind in ("F", "R") and (backward or ("F", s + 1, j) not in self.start):
-                yield (kind, s, j), end
-            elif kind == "B" and ("W", s, j) not in self.start:
-                yield (kind, s, j), end
-            if kind in ("B", "BW") and s > 0:
-                waiting = (("B", s - 1, j), ("BW", s - 1, j))
-            if waiting and not {*waiting} & self.start.keys():
+            open_backward = not {("B", s, j), ("BW", s, j)} & self.start.keys()
+            open_upstream = s > 0 and not {("B", s - 1, j), ("BW", s - 1, j)} & self.start.keys()
+            more = s + 1 < self.instance.num_stages
+            waiting = {
+                "F": open_backward or (more and ("F", s + 1, j) not in self.start),
+                "R": open_backward,
+                "B": open_upstream or ("W", s, j) not in self.start,
+                "BW": open_upstream,
+                "W": False,
+            }
+            if waiting[kind]:
                 yield (kind, s, j), end
 
-    def _possible(self, device: int) -> bool:
-        if self.objective == "makespan":
-            return self.end[self.orders[device][-1]] + self.work[device] <= self.limit
-        return self._windows_possible()
+    def _possible(self, now: float) -> bool:
+        """Whether each device can still do its work within the limit, nothing starting before ``now``."""
+        if self.objective == "span":
+            return self._windows_possible()
+        return all(
+            max(now, self.end[order[-1]] if order else 0.0) + work <= self.limit
+            for order, work in zip(self.orders, self.work, strict=True)
+        )
 
     def _windows_possible(self) -> bool:
         """Bellman-Ford: no positive cycle once each device's window is within the limit."""

@@ -24,17 +24,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from zbsolve.bounds import memory_area_bound, two_windows_bound
 from zbsolve.instance import Instance, Stage
 from zbsolve.memory import serial_program
+from zbsolve.partition.bottleneck import Dealing, bottlenecks_to_go, least_of_two_chunks
 from zbsolve.partition.layers import Keep
 from zbsolve.partition.problem import CHUNKS, DecisionProblem, Placement
 from zbsolve.precedence import back
 
 Segment = tuple[int, int]
+
+# Elementary steps of the least bottleneck's arrays that take about as long as looking at one option.
+STEPS_PER_OPTION = 400.0
 
 
 class State(NamedTuple):
@@ -67,7 +75,7 @@ class Relaxation:
     cutoff : float
         Costs from there on need not be told apart.
     effort : float
-        How many options the dynamic programs may look at; beyond that :meth:`balanced` stands in for them.
+        How many options the dynamic programs may look at; beyond that :meth:`bottleneck` stands in for them.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Relaxation:
         self._after: dict[State, float] = {}
         self._chains: dict[tuple[tuple[int, ...], int, int], tuple[float, float]] = {}
         self._trips: dict[State, float] = {}
+        self._all_effort = effort
 
     # --- options -----------------------------------------------------------------------------------
 
@@ -260,6 +269,32 @@ class Relaxation:
 
     # --- the rest -------------------------------------------------------------------------------------
 
+    @cached_property
+    def _dealing(self) -> Dealing:
+        return Dealing(self.problem)
+
+    @cached_property
+    def _bottlenecks_to_go(self) -> dict[tuple[int, ...], NDArray[np.float64]]:
+        return bottlenecks_to_go(self._dealing)
+
+    @cached_property
+    def _bottleneck_of_all(self) -> float:
+        steps = STEPS_PER_OPTION * self._all_effort
+        least = min(map(self.balanced, self.starts()))
+        return least_of_two_chunks(self._dealing, self.placement, least, steps)
+
+    def bottleneck(self, state: State) -> float:
+        """The rest dealt out in whole layers: the least work of its busiest device.
+
+        Both objectives are at least that (:mod:`zbsolve.partition.bottleneck`). With two chunks a device it
+        is known of the whole only; else :meth:`balanced` is said.
+        """
+        even = self.balanced(state)
+        if self.chunks == 1:
+            used = (sum(state.used),) if self._dealing.merged else state.used
+            return max(even, float(self._bottlenecks_to_go[used][state.low]))
+        return even if any(state.used) else max(even, self._bottleneck_of_all)
+
     def balanced(self, state: State) -> float:
         """The rest dealt out as if layers could be cut anywhere: no way leaves every device less work."""
         left = self.p - sum(state.used)
@@ -284,7 +319,7 @@ class Relaxation:
         if found is not None:
             return found
         if self.effort <= 0:
-            return self.balanced(state)
+            return self.bottleneck(state)
         ahead, behind = self.chain(state.used, state.last, state.low)
         cheap = []
         for option in self.options(state):
@@ -303,6 +338,8 @@ class Relaxation:
             rest = max(value, self.to_go(option.after))
             if rest < best:
                 best = min(best, max(rest, self.alone(option, keep, head, tail)))
+        if self.effort <= 0:  # parts of it were only estimated
+            best = max(best, min(self.cutoff, self.bottleneck(state)))
         self._least[state] = best
         return best
 
@@ -314,7 +351,7 @@ class Relaxation:
         if found is not None:
             return found
         if self.effort <= 0:
-            return self.balanced(state)
+            return self.bottleneck(state)
         best = self.cutoff
         plain = (Keep.plain,) * self.chunks
         for option in self.options(state):
