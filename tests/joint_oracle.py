@@ -111,10 +111,11 @@ def cheaper_decision(problem: DecisionProblem, bound: float) -> Decision | None:
     return None
 
 
-def least_cost(instance: Instance, objective: str) -> float:
-    """Least cost of all schedules, to about 1e-6 (infinite where none fits), by bisection."""
+def least_cost(instance: Instance, objective: str, below: float = math.inf) -> float:
+    """Least cost of all schedules, to about 1e-6, by bisection; infinite where none (``below`` that) fits."""
     low, high = 0.0, 2.0 * sum(_length(instance, t) for t in _every_task(instance)) + 1.0
     high += 2 * instance.num_microbatches * sum(_hop(instance, s) for s in range(instance.num_stages - 1))
+    high = min(high, below)
     if not has_schedule_below(instance, objective, high):
         return math.inf
     while high - low > 1e-6:

@@ -3,50 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import resources
-from itertools import combinations, pairwise, permutations, product
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.brute_force import brute_force
+from tests.joint_oracle import cheaper_decision, every_decision, least_cost, random_problem
 from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster, load_cluster
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.partition.decisions import count_decisions
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
-from zbsolve.partition.outcome import better_of, even_decision, even_plan, runnable_plan
+from zbsolve.partition.outcome import better_of, even_decision, even_plan
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation
 from zbsolve.partition.search import JointResult, decide
 from zbsolve.partition.settled import settled_bound
 from zbsolve.plan import check_plan
+from zbsolve.verify import reverify
 
 TIMES = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])
 MEMORY = st.sampled_from([0.0, 0.5, 1.0, 2.0])
-
-
-def every_decision(problem: DecisionProblem) -> Iterator[Decision]:
-    """All decisions, by plain enumeration: cuts, device orders, placements, keeps."""
-    n, p = len(problem.profile.layers), problem.num_devices
-    for placement in problem.placements:
-        stages = CHUNKS[placement] * p
-        for cuts in combinations(range(1, n), stages - 1):
-            split = tuple(b - a for a, b in pairwise([0, *cuts, n]))
-            for devices in permutations(range(problem.cluster.num_devices), p):
-                for keep in product(problem.keeps, repeat=stages):
-                    yield Decision(placement, devices, split, keep)
 
 
 def exhaustive(problem: DecisionProblem) -> float:
     """Least cost over every decision and every order (infinite where nothing fits)."""
     best = math.inf
     for decision in every_decision(problem):
-        optimum = brute_force(problem.instance(decision))
-        best = min(best, getattr(optimum, problem.objective))
+        best = min(best, least_cost(problem.instance(decision), problem.objective, best - 1e-6))
     return best
 
 
@@ -103,16 +92,86 @@ def problems(draw: st.DrawFn) -> DecisionProblem:
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(problems())
 def test_joint_certificate_agrees_with_exhaustive_search(problem: DecisionProblem) -> None:
-    """The plan is never below the least cost of all decisions, the joint bound never above, and both meet."""
+    """The plan is never below the least cost of all decisions, the joint bound never above, and both meet.
+
+    Where R's may run anywhere they need not meet: no exact model knows R.
+    """
     best = exhaustive(problem)
     if math.isinf(best):
         with pytest.raises(InfeasibleError, match="infeasible: no split"):
             decide(problem, time_limit=10)
         return
-    result = decide(problem, time_limit=10)
-    assert result.plan.cost == pytest.approx(best, abs=1e-6)
-    assert result.lower_bound == pytest.approx(best, abs=1e-6)
+    recomputes = Keep.recompute in problem.keeps
+    result = decide(problem, time_limit=0.3 if recomputes else 10)
+    assert result.lower_bound - 1e-5 <= best <= result.plan.cost + 1e-5
+    if not recomputes:
+        assert result.plan.cost == pytest.approx(best, abs=1e-5)
+        assert result.lower_bound == pytest.approx(best, abs=1e-5)
     assert not check_plan(result.plan)
+
+
+def assert_holds(problem: DecisionProblem, time_limit: float) -> None:
+    """No schedule of any decision beats the joint bound, the plan written least of all."""
+    try:
+        result = decide(problem, time_limit=time_limit)
+    except InfeasibleError:
+        assert cheaper_decision(problem, 1e6) is None
+        return
+    assert cheaper_decision(problem, result.lower_bound) is None
+    assert result.gap >= 0
+    assert result.plan.instance == problem.instance(result.decision)
+    assert not check_plan(result.plan)
+    assert reverify(result.plan).violation is None
+    kept = better_of(result, even_plan(problem, time_limit))
+    assert kept.gap >= 0
+    assert set(kept.decision.keep) <= set(problem.keeps)
+
+
+def test_no_schedule_of_any_decision_beats_the_joint_bound() -> None:
+    """Random tiny problems, every split, placement, keep and order by a search that knows no bound."""
+    for seed in range(25):
+        assert_holds(random_problem(seed), 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(16))
+def test_no_schedule_of_any_decision_beats_the_joint_bound_thousands(part: int) -> None:
+    """The same on 4,000 problems."""
+    for seed in range(250 * part, 250 * (part + 1)):
+        assert_holds(random_problem(seed), 0.3)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(problems(), st.integers(0, 1_000_000))
+def test_the_search_that_judges_agrees_with_brute_force(problem: DecisionProblem, number: int) -> None:
+    """On one plain decision of each problem: the least cost of all orders, counted out."""
+    decisions = list(every_decision(replace(problem, keeps=(Keep.plain,))))
+    instance = problem.instance(decisions[number % len(decisions)])
+    expected = getattr(brute_force(instance), problem.objective)
+    assert least_cost(instance, problem.objective) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+def test_a_recomputation_may_run_before_the_gradient_arrives(
+    objective: Literal["makespan", "span"],
+) -> None:
+    """Two layers on two devices that hold one activation: 38, R hidden behind the other device's work."""
+    layers = tuple(Layer(t_f=t, t_b=t, t_w=1, mem_b=1, mem_w=1) for t in (1, 4))
+    cluster = Cluster(devices=(DeviceGroup(count=2, memory=1.0),))
+    both = (Keep.plain, Keep.recompute)
+    result = decide(
+        DecisionProblem(LayerProfile(layers=layers), cluster, 2, 4, objective=objective, keeps=both),
+        time_limit=10,
+    )
+    # Device 1 works 4 (4 + 4 + 1) = 36 behind an F of 1. Recomputing, device 0 has its F's out in time; R's
+    # fit between them. After the last B of device 1 come B 1 and W 1 of device 0, beside the last W of 1:
+    # 1 + 36 - 1 + 2 = 38. Device 0 begins with the step and ends it: its window is as long. (With R as part
+    # of B, at the end of the way back, 39.)
+    assert result.decision.keep[0] is Keep.recompute
+    assert result.plan.cost == pytest.approx(38)
+    assert result.lower_bound == pytest.approx(38)
+    assert any(action.op == "R" for program in result.plan.programs for action in program.actions)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
@@ -125,10 +184,10 @@ def test_no_family_bound_is_above_its_best_member(problem: DecisionProblem) -> N
     for bound in (relaxation.to_go, relaxation.to_go_after):
         if bound == relaxation.to_go_after and problem.objective == "span":
             continue
-        assert min(map(bound, relaxation.starts())) <= best + 1e-9
+        assert min(map(bound, relaxation.starts())) <= best + 1e-5
     for effort in (0.0, 3.0):
         hurried = Relaxation(problem, placement, math.inf, effort)
-        assert min(map(hurried.to_go, hurried.starts())) <= best + 1e-9
+        assert min(map(hurried.to_go, hurried.starts())) <= best + 1e-5
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
@@ -137,9 +196,10 @@ def test_settled_devices_bound_every_decision_that_begins_with_them(problem: Dec
     """For each first device: the bound of it alone in the pipeline is not above its best member."""
     best: dict[tuple[int, ...], float] = {}
     for decision in every_decision(problem):
-        cost = getattr(brute_force(problem.instance(decision)), problem.objective)
         key = _first_device(problem, decision)
-        best[key] = min(cost, best.get(key, math.inf))
+        known = best.get(key, math.inf)
+        cost = least_cost(problem.instance(decision), problem.objective, known - 1e-6)
+        best[key] = min(cost, known)
     (placement,) = problem.placements
     relaxation = Relaxation(problem, placement, math.inf)
     for start in relaxation.starts():
@@ -155,7 +215,7 @@ def test_settled_devices_bound_every_decision_that_begins_with_them(problem: Dec
                     *(x for s in option.segments for x in s),
                     *map(KEEPS.index, keep),
                 )
-                assert settled_bound(relaxation, ((option, keep),)) <= best.get(key, math.inf) + 1e-9
+                assert settled_bound(relaxation, ((option, keep),)) <= best.get(key, math.inf) + 1e-5
 
 
 KEEPS = tuple(Keep)
@@ -275,15 +335,13 @@ def test_recomputing_where_it_is_needed_is_cheaper_than_everywhere() -> None:
     assert Keep.recompute in chosen.decision.keep
 
 
-def test_the_plan_to_run_has_each_recomputation_as_an_op_and_ends_no_later() -> None:
+def test_the_plan_has_each_recomputation_as_an_op() -> None:
     """R of each recomputing stage and micro-batch is in the plan, which keeps every rule of its instance."""
     result = cheapest(9.0, (Keep.plain, Keep.recompute))
-    plan = runnable_plan(result)
     recomputing = result.decision.keep.count(Keep.recompute)
-    ops = [action.op for program in plan.programs for action in program.actions]
+    ops = [action.op for program in result.plan.programs for action in program.actions]
     assert ops.count("R") == 4 * recomputing > 0
-    assert plan.makespan <= result.plan.makespan + 1e-9
-    assert not check_plan(plan)
+    assert not check_plan(result.plan)
 
 
 def test_where_no_plain_plan_fits_checkpointing_does() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -397,6 +397,17 @@ def _time_to_offer(area: float, free: float, gain: float, every: float) -> float
     return n * every + (area - gain * every * n * (n + 1) / 2) / min(free, gain * (n + 1))
 
 
+# Bounds of one device that read nothing of the others but how long the ways are: the sums of F's, backwards
+# and hops before its first stage, between its stages, and on from its last one and back. Families of joint
+# decisions stand on it (:mod:`zbsolve.partition.relaxation`): there the others are free, and each such way is
+# put in as one stage. A bound that reads more of them (their work, their memory, how many there are) holds
+# for an instance but not there: it has no place here. ``tests/test_one_device_bounds.py`` watches over that.
+ONE_DEVICE_BOUNDS: tuple[Callable[[Instance, int, str], Bound | None], ...] = (
+    two_windows_bound,
+    memory_area_bound,
+)
+
+
 def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     """Every combinatorial bound that applies to an instance."""
     if instance.has_pairs or instance.replicas > 1:  # the proofs above know R, but neither of these
@@ -404,10 +415,10 @@ def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
             yield Bound(value, "work and way", statement, device)
         return
     for device in range(instance.num_devices):
-        yield two_windows_bound(instance, device, objective)
-        area = memory_area_bound(instance, device, objective)
-        if area is not None:
-            yield area
+        for of_device in ONE_DEVICE_BOUNDS:
+            bound = of_device(instance, device, objective)
+            if bound is not None:
+                yield bound
     found = windows(instance)
     yield from window_bounds(instance, objective, found=found)
     # It says what memory lets a device put off; R's time is none of that work.

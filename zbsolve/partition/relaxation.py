@@ -5,9 +5,9 @@ are settled; the rest is free. Three statements hold for every member of it, so 
 
 * **one device**: a device with settled chunks works ``m`` times their passes, after the F's and hops before
   it, and its first backward waits for the way through the rest of the model and back while its memory
-  fills (:func:`zbsolve.bounds.two_windows_bound`, :func:`zbsolve.bounds.memory_area_bound`). All other stages
-  enter only through these chains. They are put in as one stage each (:func:`outline`), as long as the
-  shortest chain that any member of the family has: both bounds read nothing else of other devices.
+  fills (:data:`zbsolve.bounds.ONE_DEVICE_BOUNDS`). All other stages enter only through these chains. They are
+  put in as one stage each (:func:`outline`), as long as the shortest chain that any member of the family
+  has: these bounds read nothing else of other devices, and no other bound may be asked of an outline.
 * **the rest, alone**: whichever way the remaining layers are dealt out, some device is the worst; the
   dynamic program :meth:`Relaxation.to_go` minimises, over all ways, the maximum of the one-device bounds.
   In it the chain before a device is the shortest that leads to its state.
@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.bounds import memory_area_bound, two_windows_bound
+from zbsolve.bounds import ONE_DEVICE_BOUNDS
 from zbsolve.instance import Instance, Stage
 from zbsolve.memory import serial_program
 from zbsolve.partition.bottleneck import Dealing, bottlenecks_to_go, least_of_two_chunks
@@ -198,9 +198,8 @@ class Relaxation:
         instance = outline(chunks, self.m, head, tail, between, after, static, cap)
         if cap < math.inf and not instance.fits(0, serial_program(instance, 0)[0]):
             return math.inf
-        value = two_windows_bound(instance, 0, self.problem.objective).value
-        area = memory_area_bound(instance, 0, self.problem.objective)
-        return value if area is None else max(value, area.value)
+        found = (of_device(instance, 0, self.problem.objective) for of_device in ONE_DEVICE_BOUNDS)
+        return max(bound.value for bound in found if bound is not None)
 
     def way(self, option: Option) -> tuple[tuple[float, float], float]:
         """Shortest (F, backward) chains between a device's two chunks, and on from the second and back."""
