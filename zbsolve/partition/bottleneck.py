@@ -106,17 +106,18 @@ def least_of_two_chunks(dealing: Dealing, placement: Placement, least: float, st
 
     if least <= 0 or keeps(least):
         return least
-    low, high, growth = least, least * 1.02, 0.02
+    most = max(_highest(a) + _highest(b) for a, b in zip(inner, second, strict=True))
+    low, high, growth = least, min(least * 1.02, most), 0.02
     trials = 1
     while not keeps(high):
         trials += 1
-        if math.isinf(high):
-            return math.inf
+        if high >= most:
+            return math.inf  # no device works longer: what does not fit does so for its memory
         low, growth = high, 2 * growth
-        high = high * (1 + growth) if trials < MOST_TRIALS else math.inf
+        high = min(high * (1 + growth), most)
     each = sum(map(len, rounds)) * len(inner) * (1 if v else n + 1) * (n + 1) * max(2.0, 2 * n / dealing.p)
     allowed = min(MOST_TRIALS, max(LEAST_TRIALS, steps / each))
-    while trials < allowed and high < math.inf and high - low > 1e-9 * high:
+    while trials < allowed and high - low > 1e-9 * high:
         trials += 1
         middle = (low + high) / 2
         low, high = (low, middle) if keeps(middle) else (middle, high)
@@ -167,8 +168,7 @@ class _Reach:
     """How far a chunk that begins at a layer reaches within a limit: one sorted list for all first layers."""
 
     def __init__(self, cost: FloatArray) -> None:
-        finite = cost[np.isfinite(cost)]
-        self._width, self._row = len(cost), 4.0 * (float(finite.max(initial=0.0)) or 1.0)
+        self._width, self._row = len(cost), 4.0 * (_highest(cost) or 1.0)
         rows = np.where(np.isfinite(cost), cost, 0.5 * self._row)  # out of reach of any limit
         rows[np.tril_indices(self._width)] = 0.0  # no chunk at all
         self._sorted = (rows + self._row * np.arange(self._width)[:, None]).ravel()
@@ -211,6 +211,10 @@ def _within(cost: FloatArray) -> FloatArray:
     least = np.minimum.accumulate(cost, axis=0)  # chunks that begin earlier
     least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]  # and end later
     return np.where(np.tri(len(cost), dtype=bool), np.inf, least)
+
+
+def _highest(cost: FloatArray) -> float:
+    return float(cost[np.isfinite(cost)].max(initial=0.0))
 
 
 def _least_sum_above(limit: float, first: FloatArray, second: FloatArray) -> float:
