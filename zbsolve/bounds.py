@@ -6,12 +6,12 @@ checker lets each single time be off by 1e-9 of the makespan; a schedule that us
 long chain could end that much a task below a bound. Orders that are timed anew never do.) A certificate
 carries the bound's name, so that anyone can re-derive it.
 
-Canonical order: the proofs assume that each stage takes the micro-batches in order: its F's, its backwards
-(B or BW), its W's. Take any valid schedule and an order of all its tasks that keeps its times, its devices'
-orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th backward, and
-the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b starts (by a lag),
-then so does the n-th a before the n-th b: the first n b's have n a's before them, the last of which is no
-earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally long and
+Canonical order: the proofs assume that each stage takes the micro-batches in order: its F's, its R's, its
+backwards (B or BW), its W's. Take any valid schedule and an order of all its tasks that keeps its times, its
+devices' orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th R and
+the n-th backward, and the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b
+starts (by a lag), then so does the n-th a before the n-th b: the first n b's have n a's before them, the last
+of which is no earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally long and
 hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same cost.
 """
 
