@@ -11,8 +11,9 @@ backwards (B or BW), its W's. Take any valid schedule and an order of all its ta
 devices' orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th R and
 the n-th backward, and the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b
 starts (by a lag), then so does the n-th a before the n-th b: the first n b's have n a's before them, the last
-of which is no earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally long and
-hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same cost.
+of which is no earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally
+long and hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same
+cost.
 """
 
 from __future__ import annotations
