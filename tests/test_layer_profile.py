@@ -14,6 +14,7 @@ from zbsolve.errors import InputError
 from zbsolve.estimate import Machine, Shape, estimate
 from zbsolve.partition.arithmetic import RATE, SHIPPED, estimate_layers
 from zbsolve.partition.layers import Host, Keep, Layer, LayerProfile, join_profiles, load_layers, stage_of
+from zbsolve.recompute import folded
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -37,8 +38,11 @@ def test_a_stage_is_the_sum_of_its_layers_and_the_peak_of_the_hungriest() -> Non
 
 
 def test_recomputing_keeps_the_input_and_holds_everything_while_it_runs() -> None:
-    """Layer 1 alone: keeps the 1 that layer 0 hands on; B takes F's 2 more; 6 and B's 1 while it runs."""
-    stage = stage_of(LAYERS, 1, 2, device=0, keep=Keep.recompute)
+    """Layer 1 alone: R takes F's 2, and F keeps the 1 that layer 0 hands on; as part of B, 6 and B's 1."""
+    apart = stage_of(LAYERS, 1, 2, device=0, keep=Keep.recompute)
+    assert (apart.t_f, apart.t_r, apart.t_b, apart.t_w, apart.t_bw) == (2, 2, 3, 2, 4)
+    assert (apart.mem_r, apart.mem_b, apart.mem_w) == (1, 6, 5)
+    stage = folded(apart)
     assert (stage.t_f, stage.t_b, stage.t_w, stage.t_bw) == (2, 5, 2, 6)
     assert (stage.mem_b, stage.mem_w) == (1, 5)
     # Before B: 1. While it runs: growth to 5 is charged by the model, so 2 more make it 7 = 6 + 1.

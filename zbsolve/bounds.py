@@ -6,13 +6,14 @@ checker lets each single time be off by 1e-9 of the makespan; a schedule that us
 long chain could end that much a task below a bound. Orders that are timed anew never do.) A certificate
 carries the bound's name, so that anyone can re-derive it.
 
-Canonical order: the proofs assume that each stage takes the micro-batches in order: its F's, its backwards
-(B or BW), its W's. Take any valid schedule and an order of all its tasks that keeps its times, its devices'
-orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th backward, and
-the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b starts (by a lag),
-then so does the n-th a before the n-th b: the first n b's have n a's before them, the last of which is no
-earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally long and
-hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same cost.
+Canonical order: the proofs assume that each stage takes the micro-batches in order: its F's, its R's, its
+backwards (B or BW), its W's. Take any valid schedule and an order of all its tasks that keeps its times, its
+devices' orders and its dependencies. On each stage hand the n-th F to micro-batch n, likewise the n-th R and
+the n-th backward, and the n-th W to the micro-batch of the n-th B. If every micro-batch's a ends before its b
+starts (by a lag), then so does the n-th a before the n-th b: the first n b's have n a's before them, the last
+of which is no earlier than the n-th a. So each dependency is kept. Tasks of one kind and stage are equally
+long and hold equally much: neither times nor memory change, and the relabelled schedule is valid at the same
+cost.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_in_flight, most_put_off
 from zbsolve.precedence import Lag, LeastTime, back, room
+from zbsolve.recompute import instant_recomputation
 from zbsolve.windows import Windows, windows
-from zbsolve.work_bounds import is_extended, work_bounds
+from zbsolve.work_bounds import work_bounds
 
 FloatArray = NDArray[np.float64]
 
@@ -72,12 +74,19 @@ def backward_tail(instance: Instance, s: int) -> float:
 def round_trip(instance: Instance, a: int, b: int) -> float:
     """Least time from the end of F of stage a to the start of the backward of stage b, one micro-batch.
 
-    The path runs on from a through the last stage and back to b.
+    The path runs on from a through the last stage and back to b; or turns at a stage on the way whose R, if
+    it is longer than the way from there and back, its backward waits for.
     """
     last = instance.num_stages - 1
-    out = sum(instance.hop(q - 1) + instance.stages[q].t_f for q in range(a + 1, last + 1))
-    home = sum(instance.hop(q) + back(instance.stages[q + 1]) for q in range(b, last))
-    return out + home
+    out = sum(instance.hop(q - 1) + instance.stages[q].t_f for q in range(a + 1, b + 1))
+    ways, home = [], 0.0
+    for q in range(b, last + 1):
+        ways.append(out + (instance.stages[q].t_r or 0.0) + home)
+        if q < last:
+            hop, following = instance.hop(q), instance.stages[q + 1]
+            out += hop + following.t_f
+            home += hop + back(following)
+    return max(ways)
 
 
 # --- memory ------------------------------------------------------------------------------------
@@ -90,9 +99,9 @@ def first_window_idle(instance: Instance, device: int) -> float:
     micro-batch 0: each other one has them before it. That backward starts no earlier than the path from the
     end of that F through the rest of the model and back allows (:func:`round_trip`; the part of this
     path that runs on the device itself is F's, too). Before it no backward and so no W ran on the device:
-    only F's did, nothing was freed, and when it starts all of them are held together with its growth (none
-    if it may be fused). The time of whole F's under that memory, at most m a stage, is at most the optimum of
-    the fractional knapsack, which takes stages by memory per time.
+    only F's and R's did, nothing was freed, and when it starts all of them are held together with its growth
+    (none if it may be fused). The time of whole F's and R's under that memory, at most m a stage, is at most
+    the optimum of the fractional knapsack, which takes stages by memory per time.
     """
     stages = instance.stages_on(device)
     length = instance.stages[stages[0]].t_f + round_trip(instance, stages[0], stages[-1])
@@ -112,6 +121,7 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
 
     Where the stage can fuse, each of the i - 1 takes at most max(t_b + t_w, t_bw) in between, and the w
     pending W's come on top: the first entry holds (the others count a W of every micro-batch: not for use).
+    Where the stage recomputes, i F's in flight hold at least ``mem_r`` each, and up to i R's run in between.
     Entries never fall with x, so the first one is the least.
 
     Empty when the cap does not force the last F behind the first backward (m F's fit before it): then
@@ -120,21 +130,22 @@ def last_window_idle(instance: Instance, device: int) -> list[float]:
     (s,) = instance.stages_on(device)
     stage, m = instance.stages[s], instance.num_microbatches
     free = room(instance, device)
-    if most_in_flight(instance, device, s) >= m or stage.mem_b > free:
+    kept, t_r = stage.kept_by_forward, stage.t_r or 0.0
+    if most_in_flight(instance, device, s) >= m or kept > free:
         return []
     i = np.arange(1, m + 1)
-    i = i[i * stage.mem_b <= free]
+    i = i[i * kept <= free]
     pending = m - i
     if stage.mem_w > 0:
         with np.errstate(over="ignore"):  # a mem_w of next to nothing: as many as there are
-            fitting = (free - i * stage.mem_b) / stage.mem_w
+            fitting = (free - i * kept) / stage.mem_w
         pending = np.floor(np.minimum(pending, fitting)).astype(np.int64)
     fused_extra = 0.0 if stage.t_bw is None else max(0.0, stage.t_bw - stage.t_b - stage.t_w)
     trip = round_trip(instance, s, s)
     result = []
     for x in range(1, m + 1):
         runnable = np.maximum(0, pending + i - x)
-        work = (i - 1) * (stage.t_b + fused_extra) + runnable * stage.t_w
+        work = (i - 1) * (stage.t_b + fused_extra) + i * t_r + runnable * stage.t_w
         result.append(max(0.0, trip - float(work.max())))
     return result
 
@@ -149,9 +160,9 @@ def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
     For the makespan the head comes before the first F. Without fusing, all but the x W's left for later
     (``1 <= x <= m``: at least the last backward's own) run before the last B ends, with both windows' idle
     between; after it come those x W's on this device and the chain of upstream backwards on others, so the
-    longer of the two; minimised over x. Otherwise two simpler statements: work and windows; and all F's and
-    backwards of the device with the first window before, the chain after the end of its last backward, which
-    is that of its first stage.
+    longer of the two; minimised over x. Otherwise two simpler statements: work and windows; and all F's, R's
+    and backwards of the device with the first window before, the chain after the end of its last backward,
+    which is that of its first stage.
     """
     stages = instance.stages_on(device)
     first = first_window_idle(instance, device)
@@ -168,7 +179,10 @@ def two_windows_bound(instance: Instance, device: int, objective: str) -> Bound:
             )
         else:
             m = instance.num_microbatches
-            to_last_backward = m * sum(instance.stages[q].t_f + back(instance.stages[q]) for q in stages)
+            to_last_backward = m * sum(
+                instance.stages[q].t_f + (instance.stages[q].t_r or 0.0) + back(instance.stages[q])
+                for q in stages
+            )
             value = head + max(value, first + to_last_backward + tail)
     return Bound(
         value,
@@ -192,6 +206,8 @@ def window_bounds(
     the end of its last task, and only tasks with both lie in the window by force. A device is watched in
     its own window and in that of stage 0's device, which begins and ends every micro-batch's path: there the
     last stage's F's and B's, for example, cannot start before the way to it nor end after the way back.
+
+    An R, wherever it is, runs after its own F and before its own backward, and holds nothing up elsewhere.
 
     Where a stage can fuse, its backward is two preemptible jobs: ``back`` long with the tail of what waits
     for the gradient, and the rest of ``min_backward`` with none. Split or fused, the device spends at least
@@ -245,6 +261,8 @@ def _observed_jobs(
             heads = np.maximum(heads, 0.0)  # nothing on a device starts before its first task
         jobs += _jobs(heads[0], stage.t_f, tails[0])
         jobs += _jobs(heads[1], back(stage), tails[1])
+        if stage.t_r is not None:
+            jobs += _jobs(heads[0] + stage.t_f, stage.t_r, tails[1] + back(stage))
         if stage.t_bw is None:
             jobs += _jobs(heads[2], stage.t_w, tails[2])
         elif observer in (device, instance.num_devices):
@@ -323,8 +341,9 @@ def last_forward_bounds(instance: Instance, objective: str, found: Windows | Non
 def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound | None:
     """Memory times time: what all micro-batches hold on a device must fit under its cap.
 
-    On stage s a micro-batch holds mem_b for at least ``t_f + RT + t_b``, then, split, mem_w for at least
-    t_w (the W's own run), and the growth while B runs: an area A, the lesser of split and fused.
+    On stage s a micro-batch holds mem_b for at least ``t_f + RT + t_b`` (where it recomputes mem_r so long,
+    the rest of mem_b for ``t_r + t_b``), then, split, mem_w for at least t_w (the W's own run), and the
+    growth while B runs: an area A, the lesser of split and fused.
     All of it lies within the device's window, which has to offer m A. Between tasks no more is held than
     during the task before, so the memory in use is at most ``room`` at all times; and at time u after the
     first start at most floor(u / t) + 1 F's have started, t being the device's shortest t_f, so it is at most
@@ -339,9 +358,11 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
     stages = [instance.stages[s] for s in instance.stages_on(device)]
     for s in instance.stages_on(device):
         stage = instance.stages[s]
-        way = stage.t_f + round_trip(instance, s, s)
+        kept, t_r = stage.kept_by_forward, stage.t_r or 0.0
+        before = kept * (stage.t_f + round_trip(instance, s, s)) + (stage.mem_b - kept) * t_r
         split = (
-            stage.mem_b * (way + stage.t_b)
+            before
+            + stage.mem_b * stage.t_b
             + stage.growth * stage.t_b
             + stage.mem_w * stage.t_w
             + stage.peak_b * stage.t_b
@@ -350,7 +371,7 @@ def memory_area_bound(instance: Instance, device: int, objective: str) -> Bound 
         if stage.t_bw is None:
             backward = split
         else:
-            backward = min(split, stage.mem_b * (way + stage.t_bw) + stage.peak_fused * stage.t_bw)
+            backward = min(split, before + (stage.mem_b + stage.peak_fused) * stage.t_bw)
         area += backward + stage.peak_f * stage.t_f
     gain = max(stage.mem_b + stage.growth + stage.peak_f for stage in stages)
     shortest = min(stage.t_f for stage in stages)
@@ -377,24 +398,36 @@ def _time_to_offer(area: float, free: float, gain: float, every: float) -> float
     return n * every + (area - gain * every * n * (n + 1) / 2) / min(free, gain * (n + 1))
 
 
+# Bounds of one device that read nothing of the others but how long the ways are: the sums of F's, backwards
+# and hops before its first stage, between its stages, and on from its last one and back. Families of joint
+# decisions stand on it (:mod:`zbsolve.partition.relaxation`): there the others are free, and each such way is
+# put in as one stage. A bound that reads more of them (their work, their memory, how many there are) holds
+# for an instance but not there: it has no place here. ``tests/test_one_device_bounds.py`` watches over that.
+ONE_DEVICE_BOUNDS: tuple[Callable[[Instance, int, str], Bound | None], ...] = (
+    two_windows_bound,
+    memory_area_bound,
+)
+
+
 def all_bounds(
     instance: Instance, objective: str, enough: Callable[[], bool] = lambda: False
 ) -> Iterator[Bound]:
     """Every combinatorial bound that applies to an instance; once ``enough`` says yes, the cheap ones."""
-    if is_extended(instance):  # the proofs above know neither R nor pairs nor replicas
+    if instance.has_pairs or instance.replicas > 1:  # the proofs above know R, but neither of these
         for value, statement, device in work_bounds(instance, objective):
             yield Bound(value, "work and way", statement, device)
         return
     for device in range(instance.num_devices):
-        yield two_windows_bound(instance, device, objective)
-        area = memory_area_bound(instance, device, objective)
-        if area is not None:
-            yield area
+        for of_device in ONE_DEVICE_BOUNDS:
+            bound = of_device(instance, device, objective)
+            if bound is not None:
+                yield bound
     if enough():
         return
     found = windows(instance, enough=enough)
     yield from window_bounds(instance, objective, found=found)
-    yield from last_forward_bounds(instance, objective, found)
+    # It says what memory lets a device put off; R's time is none of that work.
+    yield from last_forward_bounds(instant_recomputation(instance), objective, found)
 
 
 def best_bound(instance: Instance, objective: str, enough: Callable[[], bool] = lambda: False) -> Bound:

@@ -44,7 +44,7 @@ def _catalogued(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
             timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
-        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+        if (timed_on.replicas, _recomputing(timed_on)) != (instance.replicas, _recomputing(instance)):
             continue
         if any(t.kind is BW and instance.stages[t.stage].t_bw is None for order in orders for t in order):
             continue  # it needs a fused backward that this instance does not have
@@ -64,6 +64,11 @@ def _catalogued(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
                 ),
                 NO_PAIRS,
             )
+
+
+def _recomputing(instance: Instance) -> tuple[bool, ...]:
+    """Which stages have R's: orders for others are none of this instance."""
+    return tuple(stage.t_r is not None for stage in instance.stages)
 
 
 def forwards_first(orders: Orders) -> Orders:

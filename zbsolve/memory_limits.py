@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.instance import Instance
+from zbsolve.instance import Instance, Stage
 from zbsolve.precedence import room
 
 FloatArray = NDArray[np.float64]
@@ -19,32 +19,45 @@ MOST_TRIED = 1_000_000
 def most_in_flight(instance: Instance, device: int, s: int) -> int:
     """Most F's of a stage that can run before a backward of it starts (m when memory sets no limit)."""
     stage, free = instance.stages[s], room(instance, device)
-    if math.isinf(free) or stage.mem_b == 0:
+    kept = stage.kept_by_forward
+    if math.isinf(free) or kept == 0:
         return instance.num_microbatches
+    left = free - added_before_backward(stage)
+    return max(1, int(min(instance.num_microbatches, max(0.0, left) / kept)))
+
+
+def added_before_backward(stage: Stage) -> float:
+    """What a micro-batch holds beyond its F's when its backward starts: R's, and B's growth (not BW's)."""
     growth = stage.growth if stage.t_bw is None else 0.0
-    return max(1, int(min(instance.num_microbatches, max(0.0, free - growth) / stage.mem_b)))
+    return stage.mem_b - stage.kept_by_forward + growth
 
 
 def forward_work(instance: Instance, device: int) -> float:
-    """Most F work that a device can do before its first backward starts: all of it is held together.
+    """Most F and R work that a device can do before its first backward starts: all of it is held together.
 
-    With one stage whole F's; else the fractional knapsack that takes stages by memory per time.
+    With one stage whole F's (and R's, each of an F that ran, the first backward's own among them); else the
+    fractional knapsack that takes F's and R's of all stages by memory per time.
     """
     stages = instance.stages_on(device)
     m, last = instance.num_microbatches, instance.stages[stages[-1]]
+    free = room(instance, device)
     if len(stages) == 1:
-        return most_in_flight(instance, device, stages[0]) * last.t_f
-    free = room(instance, device) - (last.growth if last.t_bw is None else 0.0)
-    filled = 0.0
-    by_value = sorted(
-        (instance.stages[s] for s in stages),
-        key=lambda stage: stage.mem_b / stage.t_f if stage.t_f else math.inf,
-    )
-    for stage in by_value:
-        number = m if stage.mem_b == 0 else min(m, max(0.0, free) / stage.mem_b)
-        filled += number * stage.t_f
-        free -= number * stage.mem_b if stage.mem_b else 0.0
-    return filled
+        forwards = most_in_flight(instance, device, stages[0])
+        if last.t_r is None:
+            return forwards * last.t_f
+        grown = last.mem_b - last.kept_by_forward
+        left = free - added_before_backward(last) - np.arange(1, forwards + 1) * last.kept_by_forward
+        free_of_limit = grown == 0 or math.isinf(free)
+        more = np.full(forwards, m) if free_of_limit else np.maximum(0.0, left) // grown
+        recomputed = np.minimum(np.arange(1, forwards + 1), 1 + more)
+        return float((np.arange(1, forwards + 1) * last.t_f + recomputed * last.t_r).max())
+    free -= last.growth if last.t_bw is None else 0.0
+    items: list[tuple[float, float]] = []
+    for stage in (instance.stages[s] for s in stages):
+        items.append((stage.kept_by_forward, stage.t_f))
+        if stage.t_r is not None:
+            items.append((stage.mem_b - stage.kept_by_forward, stage.t_r))
+    return float(_fractional_knapsack(items, np.full(len(items), m), np.array(max(0.0, free))))
 
 
 def most_put_off(instance: Instance, device: int) -> float:

@@ -4,7 +4,8 @@ Orders in which every R comes right before its B or BW are orders of the folded 
 longer by t_r, with the same memory at every task. So generators and searches that know nothing of R plan
 recomputing stages, too. Run for real, such orders end no later: R need not wait for the gradient as its
 backward does. What they leave out is an R even earlier, in a gap between other tasks, at the price of holding
-mem_b longer: no bound of the folded instance holds.
+mem_b longer: no bound of the folded instance holds. What does hold is every bound of the instance whose R's
+take no time (:func:`instant_recomputation`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ def fold(instance: Instance) -> Instance:
     if not instance.recomputes:
         return instance
     return instance.with_changes(stages=[folded(stage) for stage in instance.stages])
+
+
+def instant_recomputation(instance: Instance) -> Instance:
+    """The instance with every R left out: what its backward needs is there as soon as it starts.
+
+    Deleting the R's from a schedule gives one of this instance, at the same times: F keeps ``mem_r``, until
+    the backward starts, and the backward holds as much as with an R right before it. So nothing holds more
+    than it did, and every bound of this instance holds wherever the R's are.
+    """
+    if not instance.recomputes:
+        return instance
+    stages = tuple(
+        stage if stage.t_r is None else folded(stage.model_copy(update={"t_r": 0.0}))
+        for stage in instance.stages
+    )
+    return instance.model_copy(update={"stages": stages})
 
 
 def folded(stage: Stage) -> Stage:

@@ -18,6 +18,7 @@ from zbsolve.forced_work import ForcedWork, counting_steps
 from zbsolve.graph import B, F, W
 from zbsolve.instance import Instance
 from zbsolve.precedence import Lag, MemoryWait, back, memory_waits
+from zbsolve.recompute import instant_recomputation
 
 # Beyond, counting a device's work takes ten seconds and more, for steps whose bounds are tight without it.
 MOST_COUNTING_STEPS = 150_000_000
@@ -49,6 +50,7 @@ def windows(
     S, m, p = instance.num_stages, instance.num_microbatches, instance.num_devices
     t_f = [stage.t_f for stage in instance.stages]
     t_b = [back(stage) for stage in instance.stages]
+    t_r = [stage.t_r or 0.0 for stage in instance.stages]
     splits = [stage.t_bw is None for stage in instance.stages]
     t_w = [stage.t_w if split else 0.0 for stage, split in zip(instance.stages, splits, strict=True)]
     # The rest of a fused backward occupies the device but hands nothing on: it counts in the tail.
@@ -62,7 +64,9 @@ def windows(
     for lag in lags:
         lags_of[lag.stage].append(lag)
     waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
-    for wait in memory_waits(instance):
+    # Where the R's are is open: they count between a micro-batch's own F and backward, and in no memory.
+    plain = instant_recomputation(instance)
+    for wait in memory_waits(plain):
         waits_of[wait.waiting].append(wait)
     code = {F: 0, B: 1, W: 2}
     length = (t_f, t_b, t_w)
@@ -70,8 +74,8 @@ def windows(
     # What begins with the step, resp. ends with it: the step itself and the window of stage 0's device.
     whole = (p, device[0])
     counted = counting_steps(instance) <= MOST_COUNTING_STEPS
-    work_before = ForcedWork(instance) if counted else None
-    work_after = {o: ForcedWork(instance, mirrored=True) for o in whole} if counted else {}
+    work_before = ForcedWork(plain) if counted else None
+    work_after = {o: ForcedWork(plain, mirrored=True) for o in whole} if counted else {}
 
     heads = np.full((3, S, m, p + 1), -np.inf)
     for s in range(S):
@@ -98,7 +102,7 @@ def windows(
                 head[list(whole)] = work_before.settle(F, s, j, head[p])
         for s in range(S - 1, -1, -1):
             head = heads[1, s, j]
-            np.maximum(head, heads[0, s, j] + t_f[s], out=head)
+            np.maximum(head, heads[0, s, j] + (t_f[s] + t_r[s]), out=head)
             if s + 1 < S:
                 np.maximum(head, heads[1, s + 1, j] + (t_b[s + 1] + hops[s]), out=head)
             if j > 0:
@@ -149,7 +153,7 @@ def windows(
                 tail[o] = work.settle(B, s, j, tail[o])
         for s in range(S - 1, -1, -1):
             tail = tails[0, s, j]
-            np.maximum(tail, tails[1, s, j] + t_b[s], out=tail)
+            np.maximum(tail, tails[1, s, j] + (t_b[s] + t_r[s]), out=tail)
             if s + 1 < S:
                 np.maximum(tail, tails[0, s + 1, j] + (t_f[s + 1] + hops[s]), out=tail)
             if j + 1 < m:

@@ -1,7 +1,7 @@
 """Instances with recomputation, F&B pairs or several replicas: what to call them, and bounds that hold there.
 
-The bounds of :mod:`zbsolve.bounds` and the exact models know none of these options, so none of them may be
-applied there. Those here hold whatever order R takes and whatever is paired.
+The exact models know none of these options, the bounds of :mod:`zbsolve.bounds` only recomputation: none of
+them may be applied elsewhere. Those here hold whatever order R takes and whatever is paired.
 """
 
 from __future__ import annotations

@@ -67,9 +67,7 @@ def advise_command(
     if solved is not None and solved.interrupted:
         say_interrupted()
     if solved is not None and plan is not None:
-        from zbsolve.partition.outcome import runnable_plan
-
-        runnable_plan(solved).save(plan)
+        solved.plan.save(plan)
     if as_json:
         echo_json(advice.to_json_dict())
     else:

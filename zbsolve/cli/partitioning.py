@@ -223,13 +223,12 @@ def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) 
 
 def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:
     from zbsolve.files import write_json_atomically
-    from zbsolve.partition.outcome import runnable_plan, to_json_dict
+    from zbsolve.partition.outcome import to_json_dict
 
-    chosen = runnable_plan(result)
     if output is not None:
-        write_json_atomically(output, chosen.instance.to_json_dict())
+        write_json_atomically(output, result.plan.instance.to_json_dict())
     if plan is not None:
-        chosen.save(plan)
+        result.plan.save(plan)
     if decision is not None:
         write_json_atomically(decision, to_json_dict(result))
 

@@ -190,15 +190,14 @@ def stage_of(
     speed: float = 1.0,
     keep: Keep = Keep.plain,
     host: Host | None = None,
-    fold: bool = True,
 ) -> Stage:
     """Layers ``first`` to ``end - 1`` as one stage on a device of a speed.
 
     The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only the stage's input is kept
-    between F and B, with ``checkpoint`` each layer's input; F runs again right before B, within it (``t_b``
-    and ``t_bw`` grow by ``t_f``, :mod:`zbsolve.recompute`), or, for ``recompute`` without ``fold``, as an R
-    of its own. With ``offload`` nothing is kept, and F and B are longer by the part of the transfer that the
-    host's ``overlap`` does not hide. In all, what W needs stays on the device from B to W.
+    between F and B, and F runs again as an R of its own, anywhere between both. With ``checkpoint`` each
+    layer's input is kept, and F runs again within B (``t_b`` and ``t_bw`` grow by ``t_f``,
+    :mod:`zbsolve.recompute`). With ``offload`` nothing is kept, and F and B are longer by the part of the
+    transfer that the host's ``overlap`` does not hide. In all, what W needs stays on the device from B to W.
     """
     run = profile.layers[first:end]
 
@@ -227,8 +226,7 @@ def stage_of(
         return plain
     if keep is Keep.recompute:
         kept = min(mem_b, profile.layers[first - 1].mem_out if first else 0.0)
-        stage = plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
-        return folded(stage) if fold else stage
+        return plain.model_copy(update={"t_r": plain.t_f, "mem_r": kept})
     if keep is Keep.checkpoint:
         return folded(plain.model_copy(update=_checkpointed(profile, first, end, plain)))
     if host is None:

@@ -11,37 +11,23 @@ from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem
 from zbsolve.partition.search import JointResult
 from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan
-from zbsolve.recompute import unfold
-from zbsolve.simulator import simulate_for
-from zbsolve.solver import certify, solve
+from zbsolve.solver import solve
 
 SCHEMA = "zbsolve.decision/1"
 
 
-def runnable_plan(result: JointResult) -> Plan:
-    """The plan to run: each recomputation an R of its own, right before its B, timed anew.
-
-    It ends no later than the plan of the search, in which R is part of B: R need not wait for the gradient.
-    Without recomputation it is that plan. Its own bound holds for R anywhere, the joint bound for R right
-    before B.
-    """
-    if Keep.recompute not in result.decision.keep:
-        return result.plan
-    instance = result.problem.instance(result.decision, fold=False)
-    orders = unfold(instance, result.plan.schedule().orders)
-    schedule = simulate_for(instance, orders, result.plan.objective)
-    return certify(instance, schedule, result.plan.objective, result.plan.solver.name)
-
-
 def even_decision(problem: DecisionProblem) -> Decision:
-    """Equal numbers of layers on the cluster's first devices, in the file's order, by the first placement."""
+    """Equal numbers of layers on the cluster's first devices, in the file's order, by the first placement.
+
+    Every stage is plain where that is allowed, else as the first choice has it.
+    """
     placement = problem.placements[0]
     stages = CHUNKS[placement] * problem.num_devices
     return Decision(
         placement,
         tuple(range(problem.num_devices)),
         even_split(len(problem.profile.layers), stages),
-        (problem.keeps[0] if len(problem.keeps) == 1 else Keep.plain,) * stages,
+        (Keep.plain if Keep.plain in problem.keeps else problem.keeps[0],) * stages,
     )
 
 
@@ -70,8 +56,8 @@ def better_of(result: JointResult, even: Plan | None) -> JointResult:
 def to_json_dict(result: JointResult) -> dict[str, Any]:
     """The decision, its certificate and its plan as JSON data.
 
-    ``devices`` names the cluster's device for each rank; ``plan`` is :func:`runnable_plan`, its
-    ``lower_bound`` for this decision alone; ``lower_bound`` is the joint one.
+    ``devices`` names the cluster's device for each rank; ``lower_bound`` is the joint one, that of ``plan``
+    for this decision alone.
     """
     problem, decision = result.problem, result.decision
     return {
@@ -100,5 +86,5 @@ def to_json_dict(result: JointResult) -> dict[str, Any]:
         "status": result.status,
         "statement": result.statement,
         "seconds": round(result.seconds, 3),
-        "plan": runnable_plan(result).to_json_dict(),
+        "plan": result.plan.to_json_dict(),
     }

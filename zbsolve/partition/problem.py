@@ -126,10 +126,10 @@ class DecisionProblem:
         """Static memory of a run of layers."""
         return self._static[end] - self._static[first]
 
-    def instance(self, decision: Decision, *, fold: bool = True) -> Instance:
+    def instance(self, decision: Decision) -> Instance:
         """The scheduling instance of a decision, its device r being the cluster's ``decision.devices[r]``.
 
-        ``fold``: a recomputation is part of its stage's B (else an R of its own).
+        It is the one that a plan file of the decision has: a cost or a bound is of its schedules.
         """
         self._require_whole(decision)
         p, each, layers = self.num_devices, self.cluster.each, self.profile.layers
@@ -149,7 +149,6 @@ class DecisionProblem:
                     speed=speed,
                     keep=keep,
                     host=self.cluster.host,
-                    fold=fold,
                 )
             )
             static[r] += self.static(end - size, end)
@@ -175,16 +174,15 @@ class DecisionProblem:
             t_comm=hops,
             memory_cap=caps,
             static_mem=static,
-            model=self._model(decision, fold),
+            model=self._model(decision),
         )
 
-    def _model(self, decision: Decision, fold: bool) -> ModelCut | None:
+    def _model(self, decision: Decision) -> ModelCut | None:
         """The profiled model under this split; None where its stages would do other work than it does.
 
-        A plan has R's for recomputation that is not folded; what else is not plain the model itself would do.
+        A plan has R's for recomputation; what else is not plain the model itself would do.
         """
-        own = {Keep.plain} if fold else {Keep.plain, Keep.recompute}
-        if self.profile.model is None or not own.issuperset(decision.keep):
+        if self.profile.model is None or not {Keep.plain, Keep.recompute}.issuperset(decision.keep):
             return None
         return ModelCut(**self.profile.model.model_dump(), layers_per_stage=tuple(decision.split))
 

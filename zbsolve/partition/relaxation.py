@@ -5,9 +5,9 @@ are settled; the rest is free. Three statements hold for every member of it, so 
 
 * **one device**: a device with settled chunks works ``m`` times their passes, after the F's and hops before
   it, and its first backward waits for the way through the rest of the model and back while its memory
-  fills (:func:`zbsolve.bounds.two_windows_bound`, :func:`zbsolve.bounds.memory_area_bound`). All other stages
-  enter only through these chains. They are put in as one stage each (:func:`outline`), as long as the
-  shortest chain that any member of the family has: both bounds read nothing else of other devices.
+  fills (:data:`zbsolve.bounds.ONE_DEVICE_BOUNDS`). All other stages enter only through these chains. They are
+  put in as one stage each (:func:`outline`), as long as the shortest chain that any member of the family
+  has: these bounds read nothing else of other devices, and no other bound may be asked of an outline.
 * **the rest, alone**: whichever way the remaining layers are dealt out, some device is the worst; the
   dynamic program :meth:`Relaxation.to_go` minimises, over all ways, the maximum of the one-device bounds.
   In it the chain before a device is the shortest that leads to its state.
@@ -15,25 +15,34 @@ are settled; the rest is free. Three statements hold for every member of it, so 
   head exactly as settled, and the work of each device alone behind it. Heads add up along the pipeline, so no
   relaxation of them is needed. It is for unlike devices, where the first program's heads are too short.
 
-A chain is never longer for a plain stage than for one that recomputes or offloads, so chains of free layers
-count plain ones.
+A chain is never longer for a plain stage than for one that checkpoints or offloads, so chains of free layers
+count plain ones. A stage that recomputes has the chains of a plain one: its R may run while the gradient is
+still on its way, and counts only as work of its device (and, like all work, in what fits into a wait there).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-from zbsolve.bounds import memory_area_bound, two_windows_bound
+import numpy as np
+from numpy.typing import NDArray
+
+from zbsolve.bounds import ONE_DEVICE_BOUNDS
 from zbsolve.instance import Instance, Stage
 from zbsolve.memory import serial_program
+from zbsolve.partition.bottleneck import Dealing, bottlenecks_to_go, least_of_two_chunks
 from zbsolve.partition.layers import Keep
 from zbsolve.partition.problem import CHUNKS, DecisionProblem, Placement
 from zbsolve.precedence import back
 
 Segment = tuple[int, int]
+
+# Elementary steps of the least bottleneck's arrays that take about as long as looking at one option.
+STEPS_PER_OPTION = 400.0
 
 
 class State(NamedTuple):
@@ -66,7 +75,7 @@ class Relaxation:
     cutoff : float
         Costs from there on need not be told apart.
     effort : float
-        How many options the dynamic programs may look at; beyond that :meth:`balanced` stands in for them.
+        How many options the dynamic programs may look at; beyond that :meth:`bottleneck` stands in for them.
     enough : callable
         When it says yes, they look at no more options either.
     """
@@ -101,6 +110,7 @@ class Relaxation:
         self._after: dict[State, float] = {}
         self._chains: dict[tuple[tuple[int, ...], int, int], tuple[float, float]] = {}
         self._trips: dict[State, float] = {}
+        self._all_effort = effort
 
     # --- options -----------------------------------------------------------------------------------
 
@@ -166,7 +176,7 @@ class Relaxation:
     def work(self, option: Option, keep: tuple[Keep, ...]) -> float:
         """Device time of the whole step."""
         chunks = self._chunks(option, keep)
-        return self.m * sum(stage.t_f + stage.min_backward for stage in chunks)
+        return self.m * sum(stage.t_f + (stage.t_r or 0.0) + stage.min_backward for stage in chunks)
 
     def _chunks(self, option: Option, keep: tuple[Keep, ...]) -> list[Stage]:
         return [
@@ -196,9 +206,8 @@ class Relaxation:
         instance = outline(chunks, self.m, head, tail, between, after, static, cap)
         if cap < math.inf and not instance.fits(0, serial_program(instance, 0)[0]):
             return math.inf
-        value = two_windows_bound(instance, 0, self.problem.objective).value
-        area = memory_area_bound(instance, 0, self.problem.objective)
-        return value if area is None else max(value, area.value)
+        found = (of_device(instance, 0, self.problem.objective) for of_device in ONE_DEVICE_BOUNDS)
+        return max(bound.value for bound in found if bound is not None)
 
     def way(self, option: Option) -> tuple[tuple[float, float], float]:
         """Shortest (F, backward) chains between a device's two chunks, and on from the second and back."""
@@ -267,6 +276,32 @@ class Relaxation:
 
     # --- the rest -------------------------------------------------------------------------------------
 
+    @cached_property
+    def _dealing(self) -> Dealing:
+        return Dealing(self.problem)
+
+    @cached_property
+    def _bottlenecks_to_go(self) -> dict[tuple[int, ...], NDArray[np.float64]]:
+        return bottlenecks_to_go(self._dealing)
+
+    @cached_property
+    def _bottleneck_of_all(self) -> float:
+        steps = STEPS_PER_OPTION * self._all_effort
+        least = min(map(self.balanced, self.starts()))
+        return least_of_two_chunks(self._dealing, self.placement, least, steps)
+
+    def bottleneck(self, state: State) -> float:
+        """The rest dealt out in whole layers: the least work of its busiest device.
+
+        Both objectives are at least that (:mod:`zbsolve.partition.bottleneck`). With two chunks a device it
+        is known of the whole only; else :meth:`balanced` is said.
+        """
+        even = self.balanced(state)
+        if self.chunks == 1:
+            used = (sum(state.used),) if self._dealing.merged else state.used
+            return max(even, float(self._bottlenecks_to_go[used][state.low]))
+        return even if any(state.used) else max(even, self._bottleneck_of_all)
+
     def balanced(self, state: State) -> float:
         """The rest dealt out as if layers could be cut anywhere: no way leaves every device less work."""
         left = self.p - sum(state.used)
@@ -294,7 +329,7 @@ class Relaxation:
         if found is not None:
             return found
         if self._spent():
-            return self.balanced(state)
+            return self.bottleneck(state)
         ahead, behind = self.chain(state.used, state.last, state.low)
         cheap = []
         for option in self.options(state):
@@ -313,6 +348,8 @@ class Relaxation:
             rest = max(value, self.to_go(option.after))
             if rest < best:
                 best = min(best, max(rest, self.alone(option, keep, head, tail)))
+        if self._spent():  # parts of it were only estimated
+            best = max(best, min(self.cutoff, self.bottleneck(state)))
         self._least[state] = best
         return best
 
@@ -324,7 +361,7 @@ class Relaxation:
         if found is not None:
             return found
         if self._spent():
-            return self.balanced(state)
+            return self.bottleneck(state)
         best = self.cutoff
         plain = (Keep.plain,) * self.chunks
         for option in self.options(state):

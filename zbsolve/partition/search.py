@@ -34,6 +34,7 @@ from zbsolve.partition.relaxation import Relaxation, State
 from zbsolve.partition.settled import Settled, settled_bound
 from zbsolve.plan import Plan, relative_gap
 from zbsolve.precedence import back
+from zbsolve.recompute import fold, unfold
 from zbsolve.simulator import simulate_for
 from zbsolve.solver import COMPILE_FROM_SECONDS, certify, solve
 from zbsolve.tolerances import OPTIMAL_GAP
@@ -58,9 +59,12 @@ class JointResult:
     Attributes
     ----------
     plan : Plan
-        The decision's plan; its own ``lower_bound`` holds for this decision's instance alone.
+        The decision's plan, as it is written and run; its own ``lower_bound`` holds for this decision's
+        instance alone.
     lower_bound : float
-        No decision that the problem allows, in any order of passes, costs less.
+        No schedule that :func:`zbsolve.schedule.check` accepts on :meth:`DecisionProblem.instance` of any
+        decision that the problem allows costs less: any order of passes, backward fused or split where the
+        layers allow both, each R anywhere between its F and its backward.
     statement : str
         The joint proof in a sentence.
     decisions : int
@@ -193,18 +197,21 @@ class JointSearch:
         if self._closed(bound):
             return
         compiled = self.steps is not None or self.time_limit >= COMPILE_FROM_SECONDS
-        scheduler = ListScheduler(instance, compiled=compiled)
-        cost = automatic(scheduler, self.problem.objective, affordable_patiences(instance), self._over)
+        # The heuristic knows no R of its own; with each right before its backward plans end no later.
+        bare = fold(instance)
+        scheduler = ListScheduler(bare, compiled=compiled)
+        cost = automatic(scheduler, self.problem.objective, affordable_patiences(bare), self._over)
         if self.best is None and math.isinf(cost):
             limit = max(0.01, min(SLICES[-1], self.budget.left))
             quick = solve(instance, solver="heuristic", objective=self.problem.objective, time_limit=limit)
             self._keep(decision, quick.plan)
             if quick.interrupted:
                 raise KeyboardInterrupt
-        elif cost < self.cost:
-            orders = canonical(instance, scheduler.best_orders())
+        elif cost < self.cost or (instance.recomputes and math.isfinite(cost)):
+            orders = unfold(instance, canonical(bare, scheduler.best_orders()))
             schedule = simulate_for(instance, orders, self.problem.objective)
-            if schedule.cost(self.problem.objective) < self.cost:
+            cost = schedule.cost(self.problem.objective)
+            if cost < self.cost:
                 self._keep(decision, certify(instance, schedule, self.problem.objective, "heuristic"))
         if not self._closed(bound):
             entry = _Entry(bound, 1, next(self._numbers), decision.placement, decision=decision, cost=cost)

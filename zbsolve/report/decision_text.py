@@ -89,7 +89,7 @@ def joint_lines(result: JointResult, even: Plan | None) -> list[str]:
             f"the joint plan against it: {gain_text(gain)}"
         )
     if Keep.recompute in problem.keeps:
-        lines.append("recompute    per stage, each R right before its B: so the joint bound counts it")
+        lines.append("recompute    per stage; the joint bound holds wherever between its F and B each R runs")
     if problem.split is not None:
         lines.append("the split was given: only the rest was decided")
     return lines
