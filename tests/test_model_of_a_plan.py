@@ -101,13 +101,12 @@ def test_a_partition_carries_the_model_where_the_split_is_all_that_changes(tmp_p
     cluster = Cluster(devices=(DeviceGroup(count=2),))
     problem = DecisionProblem(layers(), cluster, 2, 4)
 
-    def model(*keep: Keep, fold: bool = True) -> ModelCut | None:
-        return problem.instance(Decision("linear", (0, 1), (3, 2), keep), fold=fold).model
+    def model(*keep: Keep) -> ModelCut | None:
+        return problem.instance(Decision("linear", (0, 1), (3, 2), keep)).model
 
     assert model(Keep.plain, Keep.plain) == CUT
-    assert model(Keep.recompute, Keep.plain) is None
-    assert model(Keep.recompute, Keep.plain, fold=False) == CUT
-    assert model(Keep.checkpoint, Keep.plain, fold=False) is None
+    assert model(Keep.recompute, Keep.plain) == CUT
+    assert model(Keep.checkpoint, Keep.plain) is None
 
     assert invoke("partition", path, "-p", 2, "-m", 4, "-o", tmp_path / "i.json").exit_code == 0
     found = load_instance(tmp_path / "i.json").model
