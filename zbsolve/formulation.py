@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
-from zbsolve.instance import Instance
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W, duration, kinds_of
+from zbsolve.instance import Instance, Stage
+from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.plan import OPTIMAL_GAP
 from zbsolve.precedence import room
 from zbsolve.schedule import check
@@ -54,6 +55,8 @@ class FormulationResult:
         Which solver answered.
     seconds : float
         Wall time, model building included.
+    pairs : set of (Task, Task)
+        Which neighbours in the orders run as F&B pairs.
     """
 
     status: Status
@@ -63,6 +66,7 @@ class FormulationResult:
     solver: str
     version: str
     seconds: float
+    pairs: Pairs = NO_PAIRS
 
 
 # --- common steps of every formulation ---------------------------------------------------------
@@ -131,7 +135,7 @@ def serial_length(instance: Instance) -> float:
     """Cost of running one micro-batch after the other, every task and every hop: above any optimum."""
     once = 2 * sum(instance.hop(s) for s in range(instance.num_stages - 1))
     for stage in instance.stages:
-        once += stage.t_f + max(stage.t_b + stage.t_w, stage.t_bw or 0.0)
+        once += stage.t_f + (stage.t_r or 0.0) + max(stage.t_b + stage.t_w, stage.t_bw or 0.0)
     return instance.num_microbatches * once
 
 
@@ -203,6 +207,8 @@ class Ticks:
         Steps a tick, and how many tasks may take a single step.
     instance : Instance
         The instance with every duration and hop counted in clock steps (for re-timing on that clock).
+    pair_steps : mapping
+        Clock steps of F of one stage beside BW of another, where they may pair; each rounded down by itself.
     """
 
     tick: Fraction
@@ -211,6 +217,7 @@ class Ticks:
     fine: int
     zeros: int
     instance: Instance
+    pair_steps: Mapping[tuple[int, int], int]
 
     def steps(self, kind: TaskKind, stage: int) -> int:
         """Duration of a task in clock steps."""
@@ -251,7 +258,8 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
         for kind in kinds_of(instance, s)
     }
     hops = [Fraction(repr(instance.hop(s))) for s in range(instance.num_stages - 1)]
-    positive = [value for value in (*lengths.values(), *hops) if value > 0]
+    together = _pair_lengths(instance)
+    positive = [value for value in (*lengths.values(), *hops, *together.values()) if value > 0]
     serial = Fraction(serial_length(instance)) or Fraction(1)
     common = math.lcm(*(value.denominator for value in positive))
     divisor = Fraction(math.gcd(*(int(value * common) for value in positive)) or 1, common)
@@ -281,9 +289,11 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
     for s, stage in enumerate(instance.stages):
         changes = {
             field: steps(lengths[kind, s]) or 1.0
-            for kind, field in ((F, "t_f"), (B, "t_b"), (W, "t_w"), (BW, "t_bw"))
+            for kind, field in ((F, "t_f"), (B, "t_b"), (W, "t_w"), (BW, "t_bw"), (R, "t_r"))
             if (kind, s) in lengths
         }
+        if (s, s) in together:
+            changes["t_fb"] = steps(together[s, s]) or 1.0
         stages.append(stage.model_copy(update=changes))
     clock = instance.model_copy(
         update={
@@ -293,4 +303,23 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
             "t_transfer": None,
         }
     )
-    return Ticks(tick, exact, integral, fine, zeros, clock)
+    pair_steps = {key: int(steps(value) or 1.0) for key, value in together.items()}
+    return Ticks(tick, exact, integral, fine, zeros, clock, pair_steps)
+
+
+def _pair_lengths(instance: Instance) -> dict[tuple[int, int], Fraction]:
+    """:meth:`Instance.pair_duration` of each two stages that may pair, without rounding."""
+    found = {}
+    for device in range(instance.num_devices):
+        for s in instance.stages_on(device):
+            for q in instance.stages_on(device):
+                if instance.pair_duration(s, q) is not None:
+                    saved = min(_exact_saving(instance.stages[s]), _exact_saving(instance.stages[q]))
+                    t_f, t_bw = instance.stages[s].t_f, instance.stages[q].t_bw or 0.0
+                    found[s, q] = Fraction(repr(t_f)) + Fraction(repr(t_bw)) - saved
+    return found
+
+
+def _exact_saving(stage: Stage) -> Fraction:
+    alone = Fraction(repr(stage.t_f)) + Fraction(repr(stage.t_bw or 0.0))
+    return alone - Fraction(repr(stage.t_fb or 0.0))

@@ -18,11 +18,15 @@ from typing import Literal
 from zbsolve import __version__
 from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.base import orders_for
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
-from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
+from zbsolve.extended import candidates, neighbours, without_options
+from zbsolve.extended_arrays import decode, encode
+from zbsolve.extended_scheduler import ExtendedPolicySearch
+from zbsolve.extended_search import ExtendedOrderSearch
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
-from zbsolve.graph import BW, B, Task, W
+from zbsolve.graph import BW
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler, serial_orders
@@ -79,6 +83,14 @@ FIRST_ANNEALING_SHARE = 0.6
 # Annealing rounds: short enough to stop on time, and how many moves tell the pace.
 ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
+# Instances with recomputation, F&B pairs or replicas: seconds that plain Python takes to time a task; beyond
+# how many tasks only a first plan is made; the exact model at once, or last with its share of the time; the
+# share of the ordinary solver on the instance without these options, and that of policies.
+SECONDS_A_TASK = 5e-6
+EXTENDED_MOST_TASKS = 65_536
+EXACT_AT_ONCE_TASKS = 150
+EXTENDED_EXACT_MOST_TASKS, EXTENDED_EXACT_SHARE = 1_500, 0.4
+PLAIN_SHARE, EXTENDED_POLICIES_SHARE = 0.3, 0.2
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
 COMPILE_FROM_SECONDS = 15.0
 
@@ -144,6 +156,10 @@ class _Search:
         """Whether the target gap is reached (float64 rounding counts as closed)."""
         closed = relative_gap(self.cost, self.bound.value) <= max(self.target_gap, OPTIMAL_GAP)
         return self.schedule is not None and closed
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether less than this is left of the time limit; never in deterministic mode."""
+        return not self.deterministic and self.left < seconds
 
     def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
         """Re-time and re-check orders; keep them when they are better."""
@@ -306,39 +322,157 @@ def _construct(search: _Search) -> None:
 
 
 def _solve_extended(search: _Search, solver: str) -> None:
-    """The catalogue, the plan without the options, and local moves (see :mod:`zbsolve.extended`)."""
+    """The phases for instances with recomputation, F&B pairs or replicas (:mod:`zbsolve.extended`)."""
     instance = search.instance
-    if solver not in ("auto", "heuristic"):
+    if solver not in ("auto", "heuristic", "cpsat"):
         require_plain(instance, solver)
     search.offer(unfold(instance, serial_orders(fold(instance))), "serial")
-    for name, orders, pairs in candidates(instance):
-        search.offer(orders, name, pairs)
-    if instance.replicas == 1 and not search.done:
-        plain = solve(
-            without_options(instance),
-            objective=search.objective,
-            solver=solver,
-            time_limit=max(1e-3, 0.5 * search.left),
-            seed=search.seed,
-            deterministic=search.deterministic,
+    if instance.num_tasks > EXTENDED_MOST_TASKS:
+        log.warning(
+            "%d tasks are over %d: with recomputation, F&B pairs or replicas only a first plan is made",
+            instance.num_tasks,
+            EXTENDED_MOST_TASKS,
         )
-        orders = unfold(instance, plain.plan.schedule().orders)
-        search.offer(orders, plain.plan.solver.name)
-        if instance.has_pairs:
-            search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
-        if plain.interrupted:
-            raise KeyboardInterrupt  # it was meant for the whole search
+        return
+    policies = ExtendedPolicySearch(instance, search.objective, search.seed, compiled=_compiles(search))
+    tasks_seconds = instance.num_tasks * SECONDS_A_TASK
+    # A policy first: no schedule of the catalogue is found as fast as one that suits the instance.
+    if policies.try_preset():
+        _offer_policy(search, policies)
+    for name, orders, pairs in candidates(instance, lambda: search.ends_within(tasks_seconds)):
+        search.offer(orders, name, pairs)
+    while not search.done and not search.ends_within(2 * policies.seconds_a_run) and policies.try_preset():
+        pass
+    _offer_policy(search, policies)
+    if solver == "cpsat" or (solver == "auto" and instance.num_tasks <= EXACT_AT_ONCE_TASKS):
+        _run_cpsat_extended(search, 1.0 if solver == "cpsat" else 0.5)
+    if solver == "cpsat":
+        return
+    _take_without_options(search, solver)
     if solver == "heuristic":
         return
+    _descend_policies(search, policies)
+    _anneal_extended(search)
+    _run_cpsat_extended(search, 1.0)
+
+
+def _compiles(search: _Search) -> bool:
+    return not search.deterministic and search.time_limit >= COMPILE_FROM_SECONDS
+
+
+def _offer_policy(search: _Search, policies: ExtendedPolicySearch) -> None:
+    if policies.best_orders is not None:
+        search.offer(policies.best_orders[0], "policy search", policies.best_orders[1])
+
+
+def _take_without_options(search: _Search, solver: str) -> None:
+    """The ordinary solver's plan of the instance without these options: R right before its backward."""
+    instance = search.instance
+    if instance.replicas > 1 or search.done or search.ends_within(20 * instance.num_tasks * SECONDS_A_TASK):
+        return
+    share = PLAIN_SHARE if instance.recomputes else PLAIN_SHARE / 2
+    plain = solve(
+        without_options(instance),
+        objective=search.objective,
+        solver=solver,
+        time_limit=max(1e-3, share * (search.time_limit if search.deterministic else search.left)),
+        seed=search.seed,
+        deterministic=search.deterministic,
+    )
+    orders = unfold(instance, plain.plan.schedule().orders)
+    search.offer(orders, plain.plan.solver.name)
+    if instance.has_pairs:
+        search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+    if plain.interrupted:
+        raise KeyboardInterrupt  # it was meant for the whole search
+
+
+def _descend_policies(search: _Search, policies: ExtendedPolicySearch) -> None:
+    """Descent over policies for its share of the time; counted in steps in deterministic mode."""
+    began, seconds = search.seconds, EXTENDED_POLICIES_SHARE * search.left
+    most_steps = _steps_for(search, EXTENDED_POLICIES_SHARE, 5 * SECONDS_A_TASK)
+    steps = 0
+    while not search.done:
+        used = steps / most_steps if search.deterministic else (search.seconds - began) / max(1e-9, seconds)
+        if used >= 1.0 or (not search.deterministic and search.ends_within(2 * policies.seconds_a_run)):
+            break
+        steps += 1
+        policies.step(used)
+        if policies.best[0] < search.cost * (1 - OPTIMAL_GAP):
+            _offer_policy(search, policies)
+    _offer_policy(search, policies)
+
+
+def _anneal_extended(search: _Search) -> None:
+    """One cooling of the incumbent's orders and pairs."""
     assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
-    moves = LocalMoves(instance, search.schedule.orders, search.schedule.pairs, search.objective, search.seed)
-    # A step costs about 5 microseconds a task: in deterministic mode the count stands for the time limit.
-    left = max(1, round(0.3 * search.time_limit / (5e-6 * instance.num_tasks)))
-    while not search.done and (left > 0 if search.deterministic else search.left > 0):
-        left -= 1
-        if moves.step() and moves.cost < search.cost:
-            search.offer(moves.orders, "local moves", moves.pairs)
-    search.offer(moves.orders, "local moves", moves.pairs)
+    instance, schedule = search.instance, search.schedule
+    if search.done or search.ends_within(20 * instance.num_tasks * SECONDS_A_TASK):
+        return
+    search_orders = ExtendedOrderSearch(
+        instance,
+        schedule.orders,
+        schedule.pairs,
+        search.objective,
+        search.seed,
+        compiled=_compiles(search),
+    )
+    search_orders.run(1, 0.0, search.bound.value)  # compiles
+    mean_task = sum(timed.end - timed.start for timed in schedule) / instance.num_tasks
+    share = 1.0 - EXTENDED_EXACT_SHARE if instance.num_tasks <= EXTENDED_EXACT_MOST_TASKS else 1.0
+    began, seconds = search.seconds, share * search.left
+    most_steps = _steps_for(search, share, SECONDS_A_TASK)
+    pace, taken = instance.num_tasks * SECONDS_A_TASK, 0
+    while not search.done:
+        used = taken / most_steps if search.deterministic else (search.seconds - began) / max(1e-9, seconds)
+        if used >= 1.0:
+            break
+        if search.deterministic:
+            steps = max(1, min(most_steps - taken, most_steps // 20))
+        else:
+            steps = max(1, round(min(ROUND_SECONDS, seconds - (search.seconds - began)) / pace))
+        round_began = search.seconds
+        # The search keeps the best, so a round begins where the last one's best was.
+        if search_orders.run(steps, mean_task * (1.0 - used) ** 2, search.bound.value) < search.cost:
+            orders, pairs = search_orders.orders()
+            search.offer(orders, "order search", pairs)
+        taken += steps
+        pace = max(1e-8, (search.seconds - round_began) / steps)
+
+
+def _steps_for(search: _Search, share: float, seconds_a_task: float) -> int:
+    """How many runs over all tasks a share of the time limit stands for in deterministic mode."""
+    return max(1, round(share * search.time_limit / (seconds_a_task * search.instance.num_tasks)))
+
+
+def _run_cpsat_extended(search: _Search, share: float) -> None:
+    """The exact model of these options with the incumbent as its hint."""
+    if search.done or search.instance.num_tasks > EXTENDED_EXACT_MOST_TASKS:
+        return
+    try:
+        from zbsolve.formulations.cpsat_extended import solve_extended
+    except ImportError as error:
+        log.warning("CP-SAT is not installed (%s): install ortools; going on without it", error)
+        return
+    limit = share * (search.time_limit if search.deterministic else search.left)
+    if limit <= 0:
+        return
+    assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
+    in_order = decode(*encode(search.instance, search.schedule.orders, search.schedule.pairs))
+    result = solve_extended(
+        search.instance,
+        search.objective,
+        time_limit=limit,
+        hint=simulate_for(search.instance, in_order[0], search.objective, in_order[1]),
+        lower_bound=search.bound.value,
+        seed=search.seed,
+        deterministic=search.deterministic,
+        stop_at_gap=search.target_gap,
+        on_improvement=None
+        if search.deterministic
+        else lambda orders, pairs: search.offer(orders, "cpsat", pairs),
+    )
+    _take(search, result)
 
 
 def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
@@ -350,20 +484,10 @@ def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
             timed_on, orders = baseline.prepared(instance)
         except InputError:
             continue
-        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+        ours = orders_for(instance, timed_on, orders)
+        if ours is None or (timed_on.recomputes and not instance.recomputes):
             continue  # another model than the one to solve
-        ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
-
-
-def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[Task]:
-    """The tasks of an order, each BW of a stage that cannot fuse as B followed by W."""
-    for task in order:
-        if task.kind is BW and instance.stages[task.stage].t_bw is None:
-            yield task._replace(kind=B)
-            yield task._replace(kind=W)
-        else:
-            yield task
 
 
 def _prove_lags(search: _Search) -> None:
@@ -674,7 +798,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
         )
         return
     if result.orders is not None:
-        search.offer(result.orders, result.solver)
+        search.offer(result.orders, result.solver, result.pairs)
     # A model was given the bound so far; the same again, rounded otherwise, is not its own proof.
     if result.bound is not None and result.bound > search.bound.value * (1 + OPTIMAL_GAP):
         statement = f"{result.solver} {result.version} proved it on the exact model ({result.native_status})"

@@ -50,36 +50,37 @@ def work_bounds(instance: Instance, objective: str) -> Iterator[tuple[float, str
         if objective == "span":
             yield work, f"device {device} has {work:g} of work", device
             continue
-        head = min(_way_out(instance, s) for s in held)
+        head = min(least_way_out(instance, s) for s in held)
         to_backward = instance.num_microbatches * sum(
-            stage.t_f + (stage.t_r or 0.0) + _back(instance, s) - stage.pair_saving
+            stage.t_f + (stage.t_r or 0.0) + least_back(instance, s) - stage.pair_saving
             for s, stage in ((s, instance.stages[s]) for s in held)
         )
-        value = head + max(work, to_backward + min(_way_home(instance, s) for s in held))
+        value = head + max(work, to_backward + min(least_way_home(instance, s) for s in held))
         yield value, f"device {device} has {work:g} of work, and the way to it and home takes time", device
     if objective == "makespan":
         for last in range(instance.chain - 1, instance.num_stages, instance.chain):
             stage = instance.stages[last]
-            value = _way_out(instance, last) + stage.t_f + (stage.t_r or 0.0)
-            value += _back(instance, last) + _way_home(instance, last)
+            value = least_way_out(instance, last) + stage.t_f + (stage.t_r or 0.0)
+            value += least_back(instance, last) + least_way_home(instance, last)
             yield value, "one micro-batch needs this time there and back", None
 
 
-def _back(instance: Instance, s: int) -> float:
+def least_back(instance: Instance, s: int) -> float:
+    """Least time from the start of a stage's backward to its input gradient."""
     stage = instance.stages[s]
     return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
 
 
-def _way_out(instance: Instance, s: int) -> float:
+def least_way_out(instance: Instance, s: int) -> float:
     """Least time before any F of a stage."""
     first = s - s % instance.chain
     return sum(instance.stages[q].t_f + instance.hop(q) for q in range(first, s))
 
 
-def _way_home(instance: Instance, s: int) -> float:
+def least_way_home(instance: Instance, s: int) -> float:
     """Least time after any input gradient of a stage."""
     first = s - s % instance.chain
-    way = sum(_back(instance, q) + instance.hop(q) for q in range(first, s))
+    way = sum(least_back(instance, q) + instance.hop(q) for q in range(first, s))
     stage = instance.stages[first]
     # The first stage's W or the rest of its fused backward comes last.
-    return way + max(0.0, stage.min_backward - _back(instance, first))
+    return way + max(0.0, stage.min_backward - least_back(instance, first))
