@@ -29,7 +29,7 @@ from zbsolve.instance import Instance
 from zbsolve.memory_limits import forward_work, most_in_flight, most_put_off
 from zbsolve.precedence import Lag, LeastTime, back, room
 from zbsolve.windows import Windows, windows
-from zbsolve.work_bounds import is_extended, work_bounds
+from zbsolve.work_bounds import is_extended, overlap_bounds, work_bounds
 
 FloatArray = NDArray[np.float64]
 
@@ -382,6 +382,8 @@ def all_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
     if is_extended(instance):  # the proofs above know neither R nor pairs nor replicas
         for value, statement, device in work_bounds(instance, objective):
             yield Bound(value, "work and way", statement, device)
+        for value, statement, device in overlap_bounds(instance, objective):
+            yield Bound(value, "unpaired windows", statement, device)
         return
     for device in range(instance.num_devices):
         yield two_windows_bound(instance, device, objective)

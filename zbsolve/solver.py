@@ -29,6 +29,7 @@ from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
+from zbsolve.less_memory import most_messages_in_flight, under_tighter_caps, with_later_forwards
 from zbsolve.list_scheduler import ListScheduler, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
@@ -91,6 +92,8 @@ EXTENDED_MOST_TASKS = 65_536
 EXACT_AT_ONCE_TASKS = 150
 EXTENDED_EXACT_MOST_TASKS, EXTENDED_EXACT_SHARE = 1_500, 0.4
 PLAIN_SHARE, EXTENDED_POLICIES_SHARE = 0.3, 0.2
+# Lowering the plan's memory in the end: its share of the time limit, and that where none is left.
+LIGHTEN_SHARE, LIGHTEN_LEAST_SHARE, LIGHTEN_MOST_STEPS = 0.1, 0.02, 1_000
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
 COMPILE_FROM_SECONDS = 15.0
 
@@ -162,13 +165,17 @@ class _Search:
         return not self.deterministic and self.left < seconds
 
     def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
-        """Re-time and re-check orders; keep them when they are better."""
-        peaks = enumerate(peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders))
-        if not all(self.instance.fits(d, peak) for d, peak in peaks):
+        """Re-time and re-check orders; keep them when they are better.
+
+        Among equal costs less peak memory is better, then fewer messages in flight.
+        """
+        peaks = [peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders)]
+        if not all(self.instance.fits(d, peak) for d, peak in enumerate(peaks)):
             log.debug("%s: over the memory cap, dropped", who)
             return False
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
-        if not schedule.cost(self.objective) < self.cost * (1 - 1e-12):
+        cost = schedule.cost(self.objective)
+        if not (cost < self.cost * (1 - 1e-12) or (cost <= self.cost and self._is_lighter(schedule, peaks))):
             return False
         violations = check(self.instance, schedule)
         if violations:
@@ -177,6 +184,15 @@ class _Search:
         self.schedule, self.found_by = schedule, who
         self.report(who)
         return True
+
+    def _is_lighter(self, schedule: Schedule, peaks: list[float]) -> bool:
+        """Whether a schedule of equal cost has less peak memory, or else fewer messages in flight."""
+        assert self.schedule is not None  # a cost that equals the incumbent's
+        held, incumbent = max(peaks), max(peaks_of(self.instance, self.schedule))
+        if abs(held - incumbent) > 1e-9 * max(held, incumbent):
+            return held < incumbent
+        instance = self.instance
+        return most_messages_in_flight(instance, schedule) < most_messages_in_flight(instance, self.schedule)
 
     def prove(self, bound: Bound) -> None:
         """Keep a bound when it is higher."""
@@ -255,6 +271,7 @@ def solve(
             if search.done or (search.left <= 0 and not deterministic):
                 break
             phase(search)
+        _lighten(search)
     except KeyboardInterrupt:
         if search.schedule is None:
             raise
@@ -305,6 +322,36 @@ def _certified(
 
 
 # --- phases --------------------------------------------------------------------------------------
+
+
+def _lighten(search: _Search) -> None:
+    """The plan with less memory at its cost, where that is quickly found."""
+    schedule = search.schedule
+    if schedule is None:
+        return
+    share = LIGHTEN_SHARE * search.time_limit
+    # What was solved at once is not held up for long.
+    seconds = min(max(LIGHTEN_LEAST_SHARE * search.time_limit, min(search.left, share)), 0.5 + search.seconds)
+    until = search.seconds + seconds
+    left = min(LIGHTEN_MOST_STEPS, _steps_for(search, LIGHTEN_SHARE, 4 * SECONDS_A_TASK))
+
+    def enough() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0 if search.deterministic else search.seconds > until
+
+    if not search.deterministic and seconds < 4 * SECONDS_A_TASK * search.instance.num_tasks:
+        return  # a single timing would take longer
+    cost = schedule.cost(search.objective)
+    peak = max(peaks_of(search.instance, schedule))
+    found = under_tighter_caps(search.instance, search.objective, cost, peak, enough)
+    if found is not None:
+        search.offer(found[0], search.found_by, found[1])
+        schedule = search.schedule or schedule
+    orders = with_later_forwards(
+        search.instance, schedule.orders, schedule.pairs, search.objective, cost, enough
+    )
+    search.offer(orders, search.found_by, schedule.pairs)
 
 
 def _construct(search: _Search) -> None:
