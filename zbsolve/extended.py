@@ -27,24 +27,24 @@ def candidates(instance: Instance, enough: Callable[[], bool]) -> Iterator[tuple
 
     ``enough`` ends it early.
     """
-    catalogued = []
     for name, orders, pairs in _catalogued(instance):
         yield name, orders, pairs
-        catalogued.append((name, orders))
-        if enough():
-            return
-    for name, orders in catalogued if instance.has_pairs else ():
-        for how, changed in (("paired", orders), ("forwards first, paired", forwards_first(orders))):
+        ways = (("paired", orders), ("forwards first, paired", forwards_first(orders)))
+        for how, changed in ways if instance.has_pairs else ():
             if enough():
                 return
             try:
                 yield f"{name}, {how}", changed, neighbours(instance, changed, enough)
             except CycleError:
                 continue
+        if enough():
+            return
 
 
 def _catalogued(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
-    for name, baseline in BASELINES.items():
+    # Those with pairs first, those that search for long last.
+    likely_first = sorted(BASELINES.items(), key=lambda item: (item[1].automatic, item[1].pairs is None))
+    for name, baseline in likely_first:
         try:
             timed_on, orders = baseline.prepared(instance)
         except InputError:

@@ -401,16 +401,15 @@ class _Tried:
 class ExtendedPolicySearch:
     """Descent over policies from the best few presets, in turn; sideways steps allowed.
 
-    Compares (cost, both costs and mean end), at earliest starts. ``compiled`` switches to machine code.
+    Compares (cost, both costs and mean end), at earliest starts. Plain Python until :meth:`compile`.
     """
 
-    def __init__(self, instance: Instance, objective: str, seed: int, *, compiled: bool) -> None:
+    def __init__(self, instance: Instance, objective: str, seed: int) -> None:
         self.instance = instance
         self.arrays: ExtendedArrays = to_extended_arrays(instance)
         self._column = 1 if objective == "span" else 0
         self._random = np.random.default_rng(seed)
-        self._run = compile_loop(run_policy, can_finish, admitted, pair_admitted) if compiled else run_policy
-        self._time = compile_loop(time_codes) if compiled else time_codes
+        self._run, self._time = run_policy, time_codes
         width = instance.num_microbatches * 4 * int(self.arrays.held.max())
         self.codes = np.zeros((instance.num_devices, width), dtype=np.int64)
         self.lengths = np.zeros(instance.num_devices, dtype=np.int64)
@@ -436,6 +435,11 @@ class ExtendedPolicySearch:
         if value < self.best:
             self.best, self.best_orders = value, decode(self.codes, self.lengths)
         return value
+
+    def compile(self) -> None:
+        """Go on in machine code."""
+        self._run = compile_loop(run_policy, can_finish, admitted, pair_admitted)
+        self._time = compile_loop(time_codes)
 
     def try_preset(self) -> bool:
         """Run the next preset; False when there is none left."""

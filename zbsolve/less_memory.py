@@ -36,7 +36,7 @@ def under_tighter_caps(
             break
         cap = (low + high) / 2
         caps = [min(instance.cap(d), max(cap, need)) for d, need in enumerate(needs)]
-        search = ExtendedPolicySearch(instance.with_changes(memory_cap=caps), objective, 0, compiled=False)
+        search = ExtendedPolicySearch(instance.with_changes(memory_cap=caps), objective, 0)
         while search.best[0] > cost * (1 + 1e-12):
             if enough():
                 return found

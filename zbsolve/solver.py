@@ -86,12 +86,14 @@ ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
 # Instances with recomputation, F&B pairs or replicas: seconds that plain Python takes to time a task; beyond
 # how many tasks only a first plan is made; the exact model at once, or last with its share of the time; the
-# share of the ordinary solver on the instance without these options, and that of policies.
+# share of the ordinary solver on the instance without these options, that of policies, and twice that of
+# first plans; and what must be left for machine code to be compiled.
 SECONDS_A_TASK = 5e-6
 EXTENDED_MOST_TASKS = 65_536
 EXACT_AT_ONCE_TASKS = 150
 EXTENDED_EXACT_MOST_TASKS, EXTENDED_EXACT_SHARE = 1_500, 0.4
-PLAIN_SHARE, EXTENDED_POLICIES_SHARE = 0.3, 0.2
+PLAIN_SHARE, EXTENDED_POLICIES_SHARE, FIRST_PLANS_SHARE = 0.3, 0.2, 0.15
+EXTENDED_COMPILE_SECONDS = 8.0
 # Lowering the plan's memory in the end: its share of the time limit, and that where none is left.
 LIGHTEN_SHARE, LIGHTEN_LEAST_SHARE, LIGHTEN_MOST_STEPS = 0.1, 0.02, 1_000
 # Machine code pays for its compilation only on long searches; below, the search runs as plain Python.
@@ -381,30 +383,41 @@ def _solve_extended(search: _Search, solver: str) -> None:
             EXTENDED_MOST_TASKS,
         )
         return
-    policies = ExtendedPolicySearch(instance, search.objective, search.seed, compiled=_compiles(search))
+    policies = ExtendedPolicySearch(instance, search.objective, search.seed)
     tasks_seconds = instance.num_tasks * SECONDS_A_TASK
+    until = search.seconds + FIRST_PLANS_SHARE * search.left
+
+    def enough(seconds: float) -> bool:
+        return search.done or (search.seconds + seconds > until and not search.deterministic)
+
     # A policy first: no schedule of the catalogue is found as fast as one that suits the instance.
-    if policies.try_preset():
+    if not search.ends_within(20 * tasks_seconds) and policies.try_preset():
         _offer_policy(search, policies)
-    for name, orders, pairs in candidates(instance, lambda: search.ends_within(tasks_seconds)):
+    for name, orders, pairs in candidates(instance, lambda: enough(4 * tasks_seconds)):
         search.offer(orders, name, pairs)
-    while not search.done and not search.ends_within(2 * policies.seconds_a_run) and policies.try_preset():
+    if _compiles(search):
+        policies.compile()
+    until = search.seconds + FIRST_PLANS_SHARE * search.left
+    while not enough(2 * policies.seconds_a_run) and policies.try_preset():
         pass
     _offer_policy(search, policies)
     if solver == "cpsat" or (solver == "auto" and instance.num_tasks <= EXACT_AT_ONCE_TASKS):
         _run_cpsat_extended(search, 1.0 if solver == "cpsat" else 0.5)
     if solver == "cpsat":
         return
-    _take_without_options(search, solver)
     if solver == "heuristic":
+        _take_without_options(search, solver)
         return
     _descend_policies(search, policies)
+    _take_without_options(search, solver)
     _anneal_extended(search)
     _run_cpsat_extended(search, 1.0)
 
 
 def _compiles(search: _Search) -> bool:
-    return not search.deterministic and search.time_limit >= COMPILE_FROM_SECONDS
+    """Whether machine code of the extended loops pays: it takes seconds to compile, once a machine."""
+    long = search.time_limit >= COMPILE_FROM_SECONDS and search.left >= EXTENDED_COMPILE_SECONDS
+    return long and not search.deterministic
 
 
 def _offer_policy(search: _Search, policies: ExtendedPolicySearch) -> None:
@@ -417,7 +430,7 @@ def _take_without_options(search: _Search, solver: str) -> None:
     instance = search.instance
     if instance.replicas > 1 or search.done or search.ends_within(20 * instance.num_tasks * SECONDS_A_TASK):
         return
-    share = PLAIN_SHARE if instance.recomputes else PLAIN_SHARE / 2
+    share = PLAIN_SHARE if instance.recomputes else PLAIN_SHARE / 3
     plain = solve(
         without_options(instance),
         objective=search.objective,
