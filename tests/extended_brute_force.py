@@ -1,7 +1,7 @@
 """Exhaustive search of tiny steps with recomputation, F&B pairs and replicas. Shares no code with zbsolve.
 
-Depth first over all sequences in which tasks can begin, each as early as it can; states that were met before
-are cut. Micro-batches of a stage are taken in order.
+Depth first over all sequences of tasks by their starts, each as early as its place allows; states that were
+met before are cut. Micro-batches of a stage are taken in order. Every task must take some time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class _Search:
         self.instance = instance
         self.chain = instance.num_stages // instance.replicas
         self.best = math.inf
+        hops = instance.t_comm
+        self.longest_hop = max(hops, default=0.0) if isinstance(hops, tuple) else hops
         self.seen: set[Any] = set()
 
     def hop(self, a: int, b: int) -> float:
@@ -73,12 +75,18 @@ class _Search:
         return held
 
     def run(self) -> float:
-        self.go({}, [0.0] * self.instance.num_devices)
+        self.go({}, [0.0] * self.instance.num_devices, 0.0)
         return self.best
 
-    def go(self, ends: dict[tuple[str, int, int], float], free: list[float]) -> None:
+    def go(self, ends: dict[tuple[str, int, int], float], free: list[float], now: float) -> None:
         stages, m = self.instance.stages, self.instance.num_microbatches
-        key = (frozenset(ends.items()), tuple(free))
+        # What ended so long ago that its result is everywhere might as well have ended just then.
+        past = now - self.longest_hop
+        key = (
+            frozenset((task, max(end, past)) for task, end in ends.items()),
+            tuple(max(each, now) for each in free),
+            now,
+        )
         if key in self.seen or (free and max(free) >= self.best):
             return
         self.seen.add(key)
@@ -116,8 +124,10 @@ class _Search:
             d = stages[tasks[0][1]].device
             if self.memory(d, ends, tasks) > self.instance.cap(d) + 1e-9:
                 continue
-            end = max(free[d], when) + length
-            self.go({**ends, **dict.fromkeys(tasks, end)}, [*free[:d], end, *free[d + 1 :]])
+            start = max(free[d], when)
+            if start >= now:
+                end = start + length
+                self.go({**ends, **dict.fromkeys(tasks, end)}, [*free[:d], end, *free[d + 1 :]], start)
 
 
 def least_makespan(instance: Instance) -> float:
