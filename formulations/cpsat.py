@@ -255,7 +255,7 @@ class CpSatModel:
             if self.instance.cap(device) == math.inf or self._precedences_suffice(stages):
                 continue
             self._check_time()
-            units = _memory_units(self.instance, device, self._demand_bits(len(stages)))
+            units = memory_units(self.instance, device, self._demand_bits(len(stages)))
             intervals: list[cp_model.IntervalVar] = []
             demands: list[int] = []
 
@@ -265,7 +265,7 @@ class CpSatModel:
                     into[1].append(amount)
 
             for s in stages:
-                mem_b, mem_w, *peaks = units.stages[s]
+                mem_b, mem_w, *peaks = units.stages[s][:6]
                 for j in range(self.instance.num_microbatches):
                     shortest = self.ticks.steps(F, s) + self._round_trip[s]
                     both, rest = min(mem_b, mem_w), abs(mem_b - mem_w)
@@ -463,20 +463,20 @@ class CpSatModel:
 
 @dataclass(frozen=True)
 class _MemoryUnits:
-    """Memory of a device in whole units; per stage mem_b, mem_w, peak_f, peak_b, peak_w, peak_bw."""
+    """Memory of a device in whole units; per stage mem_b, mem_w, peak_f, peak_b, peak_w, peak_bw, mem_r."""
 
     capacity: int
     stages: dict[int, tuple[int, ...]]
 
 
-def _memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
+def memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
     # As zbsolve.tolerances.proof_room, exactly.
     room = Fraction(instance.cap(device)) * (1 + 2 * Fraction(MEMORY_RTOL)) - Fraction(
         instance.static(device)
     )
     amounts = {
-        s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused)
+        s: (data.mem_b, data.mem_w, data.peak_f, data.peak_b, data.peak_w, data.peak_fused, data.mem_r)
         for s in instance.stages_on(device)
         for data in (instance.stages[s],)
     }

@@ -334,7 +334,7 @@ def test_instances_without_options_are_written_as_before() -> None:
     assert not {"t_r", "mem_r", "t_fb"} & data["stages"][0].keys()
 
 
-@pytest.mark.parametrize("solver", ["cpsat", "milp"])
+@pytest.mark.parametrize("solver", ["milp-highs", "milp"])
 def test_exact_models_refuse_what_they_do_not_model(solver: str) -> None:
     """One line names the option."""
     with pytest.raises(InputError, match="F&B pairs"):

@@ -31,7 +31,7 @@ from zbsolve.memory_limits import forward_work, most_in_flight, most_put_off
 from zbsolve.precedence import Lag, LeastTime, back, room
 from zbsolve.recompute import instant_recomputation
 from zbsolve.windows import Windows, windows
-from zbsolve.work_bounds import work_bounds
+from zbsolve.work_bounds import overlap_bounds, work_bounds
 
 FloatArray = NDArray[np.float64]
 
@@ -416,6 +416,8 @@ def all_bounds(
     if instance.has_pairs or instance.replicas > 1:  # the proofs above know R, but neither of these
         for value, statement, device in work_bounds(instance, objective):
             yield Bound(value, "work and way", statement, device)
+        for value, statement, device in overlap_bounds(instance, objective):
+            yield Bound(value, "unpaired windows", statement, device)
         return
     for device in range(instance.num_devices):
         for of_device in ONE_DEVICE_BOUNDS:

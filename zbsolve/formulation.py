@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, kinds_of
-from zbsolve.instance import Instance
+from zbsolve.graph import BW, B, F, R, Task, TaskKind, W, duration, kinds_of
+from zbsolve.instance import Instance, Stage
+from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.schedule import check
 from zbsolve.simulator import CycleError, simulate_for
 from zbsolve.tolerances import BOUND_ROUNDING, OPTIMAL_GAP, TICK_ROUNDING
@@ -53,6 +54,8 @@ class FormulationResult:
         Which solver answered.
     seconds : float
         Wall time, model building included.
+    pairs : set of (Task, Task)
+        Which neighbours in the orders run as F&B pairs.
     """
 
     status: Status
@@ -62,6 +65,7 @@ class FormulationResult:
     solver: str
     version: str
     seconds: float
+    pairs: Pairs = NO_PAIRS
 
 
 # --- common steps of every formulation ---------------------------------------------------------
@@ -101,7 +105,7 @@ def serial_length(instance: Instance) -> float:
     """Cost of running one micro-batch after the other, every task and every hop: above any optimum."""
     once = 2 * sum(instance.hop(s) for s in range(instance.num_stages - 1))
     for stage in instance.stages:
-        once += stage.t_f + max(stage.t_b + stage.t_w, stage.t_bw or 0.0)
+        once += stage.t_f + (stage.t_r or 0.0) + max(stage.t_b + stage.t_w, stage.t_bw or 0.0)
     return instance.num_microbatches * once
 
 
@@ -173,6 +177,8 @@ class Ticks:
         Steps a tick, and how many tasks may take a single step.
     instance : Instance
         The instance with every duration and hop counted in clock steps (for re-timing on that clock).
+    pair_steps : mapping
+        Clock steps of F of one stage beside BW of another, where they may pair; each rounded down by itself.
     """
 
     tick: Fraction
@@ -181,6 +187,7 @@ class Ticks:
     fine: int
     zeros: int
     instance: Instance
+    pair_steps: Mapping[tuple[int, int], int]
 
     def steps(self, kind: TaskKind, stage: int) -> int:
         """Duration of a task in clock steps."""
@@ -247,7 +254,8 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
         for kind in kinds_of(instance, s)
     }
     hops = [instance.hop(s) for s in range(instance.num_stages - 1)]
-    common = common_unit((*lengths.values(), *hops))
+    paired = [stage.t_fb for stage in instance.stages if stage.t_fb is not None]
+    common = common_unit((*lengths.values(), *hops, *paired))
     serial = Fraction(serial_length(instance)) or Fraction(1)
     means = math.lcm(*range(1, p + 1)) if objective == "span" else 1
 
@@ -269,26 +277,49 @@ def make_ticks(instance: Instance, objective: str) -> Ticks:
             break
         zeros = counted  # the tick is so coarse that short tasks vanish: they need a step as well
 
-    def steps(value: float) -> float:
-        length = Fraction(value)
-        if common is not None and exact and value > 0:
-            length = common[0] * common[1][value]
-        return float(math.floor(length / tick) * fine)
+    def read(value: float) -> Fraction:
+        if common is not None and exact:
+            return common[0] * common[1].get(value, 0)
+        return Fraction(value)
+
+    def steps(value: Fraction) -> float:
+        return float(math.floor(value / tick) * fine)
+
+    together = _pair_lengths(instance, read)
 
     stages = []
     for s, stage in enumerate(instance.stages):
         changes = {
-            field: steps(lengths[kind, s]) or 1.0
-            for kind, field in ((F, "t_f"), (B, "t_b"), (W, "t_w"), (BW, "t_bw"))
+            field: steps(read(lengths[kind, s])) or 1.0
+            for kind, field in ((F, "t_f"), (B, "t_b"), (W, "t_w"), (BW, "t_bw"), (R, "t_r"))
             if (kind, s) in lengths
         }
+        if (s, s) in together:
+            changes["t_fb"] = steps(together[s, s]) or 1.0
         stages.append(stage.model_copy(update=changes))
     clock = instance.model_copy(
         update={
             "stages": tuple(stages),
             # Hops with their transfers; that links are free is a relaxation, so bounds hold with contention.
-            "t_comm": tuple(steps(value) for value in hops) if hops else 0.0,
+            "t_comm": tuple(steps(read(value)) for value in hops) if hops else 0.0,
             "t_transfer": None,
         }
     )
-    return Ticks(tick, exact, integral, fine, zeros, clock)
+    pair_steps = {key: int(steps(value) or 1.0) for key, value in together.items()}
+    return Ticks(tick, exact, integral, fine, zeros, clock, pair_steps)
+
+
+def _pair_lengths(instance: Instance, read: Callable[[float], Fraction]) -> dict[tuple[int, int], Fraction]:
+    """:meth:`Instance.pair_duration` of each two stages that may pair, added up without rounding."""
+
+    def saving(stage: Stage) -> Fraction:
+        return read(stage.t_f) + read(stage.t_bw or 0.0) - read(stage.t_fb or 0.0)
+
+    found = {}
+    for device in range(instance.num_devices):
+        for s in instance.stages_on(device):
+            for q in instance.stages_on(device):
+                if instance.pair_duration(s, q) is not None:
+                    a, b = instance.stages[s], instance.stages[q]
+                    found[s, q] = read(a.t_f) + read(b.t_bw or 0.0) - min(saving(a), saving(b))
+    return found

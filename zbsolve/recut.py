@@ -25,8 +25,7 @@ def recut(instance: Instance, placement: Placement) -> Instance:
     counts like the longer of the hops at its ends.
     """
     p, v = instance.num_devices, 1 if placement == "linear" else 2
-    if instance.replicas > 1:
-        raise InputError("two replicas cannot be cut anew: give the instance of one")
+    instance = one_replica(instance)
     if instance.num_stages % p:
         raise InputError(
             f"{instance.num_stages} stages on {p} devices cannot be cut anew: give a multiple of {p}"
@@ -61,6 +60,29 @@ def recut(instance: Instance, placement: Placement) -> Instance:
         static_mem=None
         if instance.static_mem is None
         else [sum(s for s, d in zip(static, devices, strict=True) if d == device) for device in range(p)],
+    )
+
+
+def one_replica(instance: Instance) -> Instance:
+    """The first replica alone with the micro-batches of all; itself where there is one.
+
+    Every device must hold a stage of it. What static memory the others take is not known: it stays.
+    """
+    if instance.replicas == 1:
+        return instance
+    stages = instance.stages[: instance.chain]
+    if {stage.device for stage in stages} != set(range(instance.num_devices)):
+        raise InputError("its first replica is not on all devices: it cannot be cut anew")
+
+    def first(value: float | tuple[float, ...] | None) -> float | tuple[float, ...] | None:
+        return value[: instance.chain - 1] if isinstance(value, tuple) else value
+
+    return instance.with_changes(
+        replicas=1,
+        num_microbatches=instance.total_microbatches,
+        stages=stages,
+        t_comm=first(instance.t_comm),
+        t_transfer=first(instance.t_transfer),
     )
 
 

@@ -18,14 +18,19 @@ from typing import Literal
 from zbsolve import __version__
 from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.base import orders_for
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.budget import Budget, collector_paused
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
-from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
+from zbsolve.extended import candidates, neighbours, without_options
+from zbsolve.extended_arrays import decode, encode
+from zbsolve.extended_scheduler import ExtendedPolicySearch
+from zbsolve.extended_search import ExtendedOrderSearch
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
-from zbsolve.graph import BW, B, Task, W
+from zbsolve.graph import BW
 from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
 from zbsolve.instance import Instance
+from zbsolve.less_memory import most_messages_in_flight, under_tighter_caps, with_later_forwards
 from zbsolve.list_scheduler import ListScheduler, machine_code_is_ready, plain_seconds, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
@@ -35,7 +40,7 @@ from zbsolve.recompute import unfold
 from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate_for
-from zbsolve.tolerances import OPTIMAL_GAP, ROUNDING
+from zbsolve.tolerances import MEMORY_RTOL, OPTIMAL_GAP, ROUNDING
 from zbsolve.work_bounds import is_extended, require_plain
 
 log = logging.getLogger(__name__)
@@ -85,6 +90,17 @@ ROUND_SECONDS = 0.5
 ROUND_TRIAL_STEPS = 200
 # Machine code is loaded where plain Python takes longer than that, and made only on long searches.
 LOADING_SECONDS = 0.4
+# Instances with recomputation, F&B pairs or replicas: seconds that plain Python takes to time a task; the
+# exact model at once, or last with its share of the time; the
+# share of the ordinary solver on the instance without these options, that of policies, and twice that of
+# first plans; and what must be left for machine code to be compiled.
+SECONDS_A_TASK = 5e-6
+EXACT_AT_ONCE_TASKS = 150
+EXTENDED_EXACT_MOST_TASKS, EXTENDED_EXACT_SHARE = 1_500, 0.4
+PLAIN_SHARE, EXTENDED_POLICIES_SHARE, FIRST_PLANS_SHARE = 0.3, 0.2, 0.15
+EXTENDED_COMPILE_SECONDS = 8.0
+# Lowering the plan's memory in the end: its share of the time limit, and that where none is left.
+LIGHTEN_SHARE, LIGHTEN_LEAST_SHARE, LIGHTEN_MOST_STEPS = 0.1, 0.02, 1_000
 COMPILE_FROM_SECONDS = 15.0
 # At most, to make one of the annealings' (measured); how much faster it is than plain Python.
 COMPILE_SECONDS = 8.0
@@ -177,8 +193,15 @@ class _Search:
         """Whether a running search is to offer what it has: not so often that it does little else."""
         return self._offered.over() and budget.affords(self.offer_seconds)
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether less than this is left of the time limit; never in deterministic mode."""
+        return not self.deterministic and not self.budget.affords(seconds)
+
     def offer(self, orders: Orders, who: str, pairs: Pairs = NO_PAIRS) -> bool:
-        """Re-time and re-check orders; keep them when they are better."""
+        """Re-time and re-check orders; keep them when they are better.
+
+        Among equal costs less peak memory is better, then fewer messages in flight.
+        """
         began = self.budget.spent
         with collector_paused():
             better = self._judge(orders, who, pairs)
@@ -188,13 +211,15 @@ class _Search:
         return better
 
     def _judge(self, orders: Orders, who: str, pairs: Pairs) -> bool:
-        peaks = enumerate(peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders))
-        if not all(self.instance.fits(d, peak) for d, peak in peaks):
+        peaks = [peak_memory(self.instance, d, order, pairs) for d, order in enumerate(orders)]
+        if not all(self.instance.fits(d, peak) for d, peak in enumerate(peaks)):
             log.debug("%s: over the memory cap, dropped", who)
             return False
         self.budget.charge(self.offer_seconds)
         schedule = simulate_for(self.instance, orders, self.objective, pairs)
-        if not schedule.cost(self.objective) < self.cost * (1 - ROUNDING):
+        cost = schedule.cost(self.objective)
+        better = cost < self.cost * (1 - ROUNDING)
+        if not (better or (cost <= self.cost and self._is_lighter(schedule, peaks))):
             return False
         began = self.budget.spent
         violations = check(self.instance, schedule)
@@ -206,6 +231,15 @@ class _Search:
         self.schedule, self.found_by = schedule, who
         self.report(who)
         return True
+
+    def _is_lighter(self, schedule: Schedule, peaks: list[float]) -> bool:
+        """Whether a schedule of equal cost has less peak memory, or else fewer messages in flight."""
+        assert self.schedule is not None  # a cost that equals the incumbent's
+        held, incumbent = max(peaks), max(peaks_of(self.instance, self.schedule))
+        if abs(held - incumbent) > MEMORY_RTOL * max(held, incumbent):
+            return held < incumbent
+        instance = self.instance
+        return most_messages_in_flight(instance, schedule) < most_messages_in_flight(instance, self.schedule)
 
     def prove(self, bound: Bound) -> None:
         """Keep a bound when it is higher."""
@@ -286,6 +320,7 @@ def solve(
                 break
             log.debug("next phase, with %.1f s left", search.left)
             phase(search)
+        _lighten(search)
     except KeyboardInterrupt:
         if search.schedule is None:
             raise
@@ -363,6 +398,36 @@ def _certified(
 # --- phases --------------------------------------------------------------------------------------
 
 
+def _lighten(search: _Search) -> None:
+    """The plan with less memory at its cost, where that is quickly found."""
+    schedule = search.schedule
+    if schedule is None:
+        return
+    share = LIGHTEN_SHARE * search.time_limit
+    # What was solved at once is not held up for long.
+    seconds = min(max(LIGHTEN_LEAST_SHARE * search.time_limit, min(search.left, share)), 0.5 + search.seconds)
+    until = search.seconds + seconds
+    left = min(LIGHTEN_MOST_STEPS, _steps_for(search, LIGHTEN_SHARE, 4 * SECONDS_A_TASK))
+
+    def enough() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0 if search.deterministic else search.seconds > until
+
+    if not search.deterministic and seconds < 4 * SECONDS_A_TASK * search.instance.num_tasks:
+        return  # a single timing would take longer
+    cost = schedule.cost(search.objective)
+    peak = max(peaks_of(search.instance, schedule))
+    found = under_tighter_caps(search.instance, search.objective, cost, peak, enough)
+    if found is not None:
+        search.offer(found[0], search.found_by, found[1])
+        schedule = search.schedule or schedule
+    orders = with_later_forwards(
+        search.instance, schedule.orders, schedule.pairs, search.objective, cost, enough
+    )
+    search.offer(orders, search.found_by, schedule.pairs)
+
+
 def _construct(search: _Search) -> None:
     """Baselines, the automatic heuristic, else the serial order: as many as the time allows, one at least."""
     instance = search.instance
@@ -400,39 +465,168 @@ def _in_machine_code(search: _Search, runs: int) -> bool:
 
 
 def _solve_extended(search: _Search, solver: str) -> None:
-    """The catalogue, the plan without the options, and local moves (see :mod:`zbsolve.extended`)."""
+    """The phases for instances with recomputation, F&B pairs or replicas (:mod:`zbsolve.extended`)."""
     instance = search.instance
-    if solver not in ("auto", "heuristic"):
+    if solver not in ("auto", "heuristic", "cpsat"):
         require_plain(instance, solver)
     search.offer(serial_orders(instance), "serial")
-    for name, orders, pairs in candidates(instance):
-        search.offer(orders, name, pairs)
-    if instance.replicas == 1 and not search.done:
-        plain = solve(
-            without_options(instance),
-            objective=search.objective,
-            solver=solver,
-            time_limit=max(1e-3, 0.5 * search.left),
-            seed=search.seed,
-            deterministic=search.deterministic,
+    if instance.num_tasks > LIMIT_KEPT_TASKS:
+        log.warning(
+            "%d tasks are over %d: with recomputation, F&B pairs or replicas only a first plan is made",
+            instance.num_tasks,
+            LIMIT_KEPT_TASKS,
         )
-        orders = unfold(instance, plain.plan.schedule().orders)
-        search.offer(orders, plain.plan.solver.name)
-        if instance.has_pairs:
-            search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
-        if plain.interrupted:
-            raise KeyboardInterrupt  # it was meant for the whole search
+        return
+    policies = ExtendedPolicySearch(instance, search.objective, search.seed)
+    tasks_seconds = instance.num_tasks * SECONDS_A_TASK
+    until = search.seconds + FIRST_PLANS_SHARE * search.left
+
+    def enough(seconds: float) -> bool:
+        return search.done or (search.seconds + seconds > until and not search.deterministic)
+
+    # A policy first: no schedule of the catalogue is found as fast as one that suits the instance.
+    if not search.ends_within(20 * tasks_seconds) and policies.try_preset():
+        _offer_policy(search, policies)
+    for name, orders, pairs in candidates(instance, lambda: enough(4 * tasks_seconds)):
+        search.offer(orders, name, pairs)
+    if _compiles(search):
+        policies.compile()
+    until = search.seconds + FIRST_PLANS_SHARE * search.left
+    while not enough(2 * policies.seconds_a_run) and policies.try_preset():
+        pass
+    _offer_policy(search, policies)
+    if solver == "cpsat" or (solver == "auto" and instance.num_tasks <= EXACT_AT_ONCE_TASKS):
+        _run_cpsat_extended(search, 1.0 if solver == "cpsat" else 0.5)
+    if solver == "cpsat":
+        return
     if solver == "heuristic":
+        _take_without_options(search, solver)
+        return
+    _descend_policies(search, policies)
+    _take_without_options(search, solver)
+    _anneal_extended(search)
+    _run_cpsat_extended(search, 1.0)
+
+
+def _compiles(search: _Search) -> bool:
+    """Whether machine code of the extended loops pays: it takes seconds to compile, once a machine."""
+    long = search.time_limit >= COMPILE_FROM_SECONDS and search.left >= EXTENDED_COMPILE_SECONDS
+    return long and not search.deterministic
+
+
+def _offer_policy(search: _Search, policies: ExtendedPolicySearch) -> None:
+    if policies.best_orders is not None:
+        search.offer(policies.best_orders[0], "policy search", policies.best_orders[1])
+
+
+def _take_without_options(search: _Search, solver: str) -> None:
+    """The ordinary solver's plan of the instance without these options: R right before its backward."""
+    instance = search.instance
+    if instance.replicas > 1 or search.done or search.ends_within(20 * instance.num_tasks * SECONDS_A_TASK):
+        return
+    share = PLAIN_SHARE if instance.recomputes else PLAIN_SHARE / 3
+    plain = solve(
+        without_options(instance),
+        objective=search.objective,
+        solver=solver,
+        time_limit=max(1e-3, share * (search.time_limit if search.deterministic else search.left)),
+        seed=search.seed,
+        deterministic=search.deterministic,
+    )
+    orders = unfold(instance, plain.plan.schedule().orders)
+    search.offer(orders, plain.plan.solver.name)
+    if instance.has_pairs:
+        search.offer(orders, f"{plain.plan.solver.name}, paired", neighbours(instance, orders))
+    if plain.interrupted:
+        raise KeyboardInterrupt  # it was meant for the whole search
+
+
+def _descend_policies(search: _Search, policies: ExtendedPolicySearch) -> None:
+    """Descent over policies for its share of the time; counted in steps in deterministic mode."""
+    began, seconds = search.seconds, EXTENDED_POLICIES_SHARE * search.left
+    most_steps = _steps_for(search, EXTENDED_POLICIES_SHARE, 5 * SECONDS_A_TASK)
+    steps = 0
+    while not search.done:
+        used = steps / most_steps if search.deterministic else (search.seconds - began) / max(1e-9, seconds)
+        if used >= 1.0 or (not search.deterministic and search.ends_within(2 * policies.seconds_a_run)):
+            break
+        steps += 1
+        policies.step(used)
+        if policies.best[0] < search.cost * (1 - OPTIMAL_GAP):
+            _offer_policy(search, policies)
+    _offer_policy(search, policies)
+
+
+def _anneal_extended(search: _Search) -> None:
+    """One cooling of the incumbent's orders and pairs."""
+    assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
+    instance, schedule = search.instance, search.schedule
+    if search.done or search.ends_within(20 * instance.num_tasks * SECONDS_A_TASK):
+        return
+    search_orders = ExtendedOrderSearch(
+        instance,
+        schedule.orders,
+        schedule.pairs,
+        search.objective,
+        search.seed,
+        compiled=_compiles(search),
+    )
+    search_orders.run(1, 0.0, search.bound.value)  # compiles
+    mean_task = sum(timed.end - timed.start for timed in schedule) / instance.num_tasks
+    share = 1.0 - EXTENDED_EXACT_SHARE if instance.num_tasks <= EXTENDED_EXACT_MOST_TASKS else 1.0
+    began, seconds = search.seconds, share * search.left
+    most_steps = _steps_for(search, share, SECONDS_A_TASK)
+    pace, taken = instance.num_tasks * SECONDS_A_TASK, 0
+    while not search.done:
+        used = taken / most_steps if search.deterministic else (search.seconds - began) / max(1e-9, seconds)
+        if used >= 1.0:
+            break
+        if search.deterministic:
+            steps = max(1, min(most_steps - taken, most_steps // 20))
+        else:
+            steps = max(1, round(min(ROUND_SECONDS, seconds - (search.seconds - began)) / pace))
+        round_began = search.seconds
+        # The search keeps the best, so a round begins where the last one's best was.
+        if search_orders.run(steps, mean_task * (1.0 - used) ** 2, search.bound.value) < search.cost:
+            orders, pairs = search_orders.orders()
+            search.offer(orders, "order search", pairs)
+        taken += steps
+        pace = max(1e-8, (search.seconds - round_began) / steps)
+
+
+def _steps_for(search: _Search, share: float, seconds_a_task: float) -> int:
+    """How many runs over all tasks a share of the time limit stands for in deterministic mode."""
+    return max(1, round(share * search.time_limit / (seconds_a_task * search.instance.num_tasks)))
+
+
+def _run_cpsat_extended(search: _Search, share: float) -> None:
+    """The exact model of these options with the incumbent as its hint."""
+    if search.done or search.instance.num_tasks > EXTENDED_EXACT_MOST_TASKS:
+        return
+    try:
+        from zbsolve.formulations.cpsat_extended import solve_extended
+    except ImportError as error:
+        log.warning("CP-SAT is not installed (%s): install ortools; going on without it", error)
+        return
+    limit = share * (search.time_limit if search.deterministic else search.left)
+    if limit <= 0:
         return
     assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
-    moves = LocalMoves(instance, search.schedule.orders, search.schedule.pairs, search.objective, search.seed)
-    # A step costs about 5 microseconds a task: in deterministic mode the count stands for the time limit.
-    left = max(1, round(0.3 * search.time_limit / (5e-6 * instance.num_tasks)))
-    while not search.done and (left > 0 if search.deterministic else search.left > 0):
-        left -= 1
-        if moves.step() and moves.cost < search.cost:
-            search.offer(moves.orders, "local moves", moves.pairs)
-    search.offer(moves.orders, "local moves", moves.pairs)
+    in_order = decode(*encode(search.instance, search.schedule.orders, search.schedule.pairs))
+    result = solve_extended(
+        search.instance,
+        search.objective,
+        time_limit=limit,
+        hint=simulate_for(search.instance, in_order[0], search.objective, in_order[1]),
+        lower_bound=search.bound.value,
+        seed=search.seed,
+        deterministic=search.deterministic,
+        stop_at_gap=search.target_gap,
+        on_improvement=None
+        if search.deterministic
+        else lambda orders, pairs: search.offer(orders, "cpsat", pairs),
+    )
+    _take(search, result)
 
 
 def _fitting_baselines(instance: Instance, search: _Search) -> Iterator[tuple[str, Orders]]:
@@ -451,20 +645,10 @@ def _fitting_baselines(instance: Instance, search: _Search) -> Iterator[tuple[st
         except InputError:
             continue
         search.budget.charge(seconds)
-        if (timed_on.replicas, timed_on.recomputes) != (instance.replicas, instance.recomputes):
+        ours = orders_for(instance, timed_on, orders)
+        if ours is None or (timed_on.recomputes and not instance.recomputes):
             continue  # another model than the one to solve
-        ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
-
-
-def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[Task]:
-    """The tasks of an order, each BW of a stage that cannot fuse as B followed by W."""
-    for task in order:
-        if task.kind is BW and instance.stages[task.stage].t_bw is None:
-            yield task._replace(kind=B)
-            yield task._replace(kind=W)
-        else:
-            yield task
 
 
 def _prove_lags(search: _Search) -> None:
@@ -796,7 +980,7 @@ def _take(search: _Search, result: FormulationResult) -> None:
         )
         return
     if result.orders is not None:
-        search.offer(result.orders, result.solver)
+        search.offer(result.orders, result.solver, result.pairs)
     # A model was given the bound so far; the same again, rounded otherwise, is not its own proof.
     if result.bound is not None and result.bound > search.bound.value * (1 + OPTIMAL_GAP):
         search.prove(Bound(result.bound, f"{result.solver} model", _proven_by(result, search)))

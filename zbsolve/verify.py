@@ -28,7 +28,9 @@ from zbsolve.work_bounds import is_extended
 SECONDS_FOR_LAGS = 60.0
 SECONDS_FOR_REFUTATION = 60.0
 # Methods whose bound must come out again; an instance may have more (all_bounds), never fewer.
-COMBINATORIAL = frozenset(("two windows", "one machine", "memory area", "last forward"))
+COMBINATORIAL = frozenset(
+    ("two windows", "one machine", "memory area", "last forward", "work and way", "unpaired windows")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zbsolve.errors import InputError
-from zbsolve.graph import F, Task
+from zbsolve.graph import BW, B, F, R, Task, W
 from zbsolve.instance import Instance, Placement
 from zbsolve.memory import NO_PAIRS, Pairs
 from zbsolve.recompute import fold, unfold
@@ -49,6 +49,31 @@ class Baseline:
         timed_on, orders = self.prepared(instance)
         pairs = NO_PAIRS if self.pairs is None else self.pairs(timed_on)
         return timed_on, simulate_for(timed_on, orders, objective, pairs)
+
+
+def orders_for(instance: Instance, timed_on: Instance, orders: DeviceOrders) -> DeviceOrders | None:
+    """Orders of a schedule that was made for ``timed_on``, for an instance; None where that is another model.
+
+    A BW is taken apart where the stage has no ``t_bw``. R comes right before its backward where the stage
+    recomputes, and nowhere else: a schedule may recompute more stages, or fewer.
+    """
+
+    def shape(of: Instance) -> tuple[object, ...]:
+        return of.replicas, of.num_microbatches, [stage.device for stage in of.stages]
+
+    if shape(timed_on) != shape(instance):
+        return None
+    bare = (
+        tuple(each for task in order if task.kind is not R for each in _split_where_needed(instance, task))
+        for order in orders
+    )
+    return unfold(instance, bare)
+
+
+def _split_where_needed(instance: Instance, task: Task) -> tuple[Task, ...]:
+    if task.kind is BW and instance.stages[task.stage].t_bw is None:
+        return task._replace(kind=B), task._replace(kind=W)
+    return (task,)
 
 
 def fused(instance: Instance) -> Instance:

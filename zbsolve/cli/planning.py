@@ -103,20 +103,27 @@ def solve_command(
 
 
 def print_plan(plan: Plan) -> None:
-    from zbsolve.report.comparison import gain_text, one_f_one_b_cost
+    from zbsolve.report.comparison import best_baseline, gain_text, reference_cost
     from zbsolve.report.text import certificate_table, memory_table
 
     console = make_console()
     console.print(certificate_table(plan))
-    reference, reason = one_f_one_b_cost(plan.instance, plan.objective)
-    if reference is None:
-        typer.echo(f"gain over 1F1B: none to state: {reason}")
-    else:
+
+    def say_gain(over: str, reference: float) -> None:
         gain = (reference - plan.cost) / reference if reference else 0.0
         typer.echo(
-            f"gain over 1F1B: {gain_text(gain)} ({plan.objective} {plan.cost:.6g} against {reference:.6g} "
+            f"gain over {over}: {gain_text(gain)} ({plan.objective} {plan.cost:.6g} against {reference:.6g} "
             f"{plan.instance.time_unit})"
         )
+
+    reference, note = reference_cost(plan.instance, plan.objective)
+    if reference is None:
+        typer.echo(f"gain over 1F1B: none to state: {note}")
+    else:
+        say_gain("1F1B" + note.removeprefix("gains are over 1F1B"), reference)
+    best = best_baseline(plan.instance, plan.objective)
+    if best is not None and best[0] != "1f1b":
+        say_gain(f"the best baseline of this model that fits, {best[0]}", best[1])
     console.print(memory_table(plan))
 
 

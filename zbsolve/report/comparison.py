@@ -26,6 +26,7 @@ SHORT = {
     "one chunk per device in a line": "line",
     "two chunks per device in a loop": "loop",
     "two chunks per device in a V": "V",
+    "one replica in a line": "1 replica",
     "two replicas": "2 replicas",
     "recomputation, stage inputs not counted": "recomputed",
     "recomputation": "recomputed",
@@ -177,6 +178,8 @@ def scheduled(name: str, instance: Instance, objective: str) -> tuple[Instance, 
         raise rule from None
     if [stage.device for stage in cut.stages] == [stage.device for stage in instance.stages]:
         raise rule
+    if instance.replicas > 1 and placement == "linear":
+        return *BASELINES[name].schedule(cut, objective), "one replica in a line"
     chunks = "one chunk" if placement == "linear" else "two chunks"
     where = {"linear": "in a line", "loop": "in a loop", "v": "in a V"}[placement]
     return *BASELINES[name].schedule(cut, objective), f"{chunks} per device {where}"
@@ -211,6 +214,39 @@ def reference_cost(instance: Instance, objective: str) -> tuple[float | None, st
     return cost, reason
 
 
+# Above so many tasks timing every baseline takes seconds: ``compare`` does so.
+BASELINES_MOST_TASKS = 8_000
+
+
+def best_baseline(instance: Instance, objective: str) -> tuple[str, float] | None:
+    """The best baseline, not searched for, that runs on this very model and fits its caps; None without."""
+    best: tuple[str, float] | None = None
+    for name, baseline in BASELINES.items() if instance.num_tasks <= BASELINES_MOST_TASKS else ():
+        if baseline.automatic:
+            continue
+        try:
+            timed_on, schedule = baseline.schedule(instance, objective)
+        except ZbsolveError:
+            continue
+        if changed_model(instance, timed_on):
+            continue
+        cost = schedule.cost(objective)
+        fits = all(instance.fits(d, peak) for d, peak in enumerate(peaks_of(timed_on, schedule)))
+        if fits and (best is None or cost < best[1]):
+            best = name, cost
+    return best
+
+
+def changed_model(instance: Instance, timed_on: Instance) -> str:
+    """What a baseline changed of the model to run, in words; "" where nothing but its backwards are fused."""
+    if timed_on.replicas > instance.replicas:
+        return "two replicas"
+    if [stage.t_r is None for stage in timed_on.stages] != [stage.t_r is None for stage in instance.stages]:
+        kept = any(stage.mem_r for stage in timed_on.stages)
+        return "recomputation" if kept else "recomputation, stage inputs not counted"
+    return ""
+
+
 def baseline_row(
     name: str,
     instance: Instance,
@@ -220,11 +256,7 @@ def baseline_row(
 ) -> Row:
     """Figures of a baseline that :func:`scheduled` has found, with what was changed to run it."""
     timed_on, schedule, runs_on = found
-    if timed_on.replicas > instance.replicas:
-        runs_on = "two replicas"
-    if timed_on.recomputes and not instance.recomputes:
-        kept = any(stage.mem_r for stage in timed_on.stages)
-        runs_on = "recomputation" if kept else "recomputation, stage inputs not counted"
+    runs_on = runs_on or changed_model(instance, timed_on)
     return make_row(name, instance, objective, timed_on, schedule, reference, runs_on)
 
 
