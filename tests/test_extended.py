@@ -192,7 +192,7 @@ def test_any_subset_of_options_goes_the_whole_way(instance: Instance) -> None:
     best = best_baseline(instance, "makespan")
     assert best is None or plan.makespan <= best[1] + 1e-9 or instance.num_tasks == 0
     with contextlib.suppress(InputError):  # options that the format does not have are refused by name
-        export_torch_csv(instance, plan.schedule().orders)
+        export_torch_csv(instance, plan.schedule())
 
 
 def replicas(p: int, m: int) -> Instance:
