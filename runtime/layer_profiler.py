@@ -131,7 +131,7 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
     torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.model, options.seed)
-    batch = step_data(model, 0, options.num_microbatches)[0]
+    batch = step_data(model, 0, options.num_microbatches, options.seed)[0]
     inputs, spec = flatten(batch.inputs, "microbatches(): inputs")
     inputs = [t.to(device) for t in inputs]
     rows = int(inputs[0].shape[0]) if inputs and inputs[0].dim() else 1

@@ -1,6 +1,6 @@
 """What a task does to its device's memory, and the least memory with which a step can run at all.
 
-Model (design: "What a schedule means"): per stage and micro-batch, ``mem_b`` is held from the start of F
+Model: per stage and micro-batch, ``mem_b`` is held from the start of F
 to the end of B, ``mem_w`` from the end of B to the end of W; where ``mem_w`` exceeds ``mem_b`` the growth
 is charged from the start of B. ``peak_*`` is held only while that task runs. A fused BW never holds
 ``mem_w``. Where a stage recomputes, its F acquires ``mem_r`` only and its R the rest of ``mem_b``. At one
