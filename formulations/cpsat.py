@@ -1,6 +1,6 @@
 """The exact model for CP-SAT: intervals on an integer clock.
 
-Models every rule of the design's "What a schedule means": hops, one task at a time, memory with growth and
+Models every rule of what a schedule means: hops, one task at a time, memory with growth and
 transients, zero-length tasks, fused or split backward. Times are whole clock steps
 (:class:`zbsolve.formulation.Ticks`). Memory is counted in whole units, exact where the amounts are
 commensurable and else rounded down: a bound stays valid, and what rounding lets through by less than a

@@ -417,7 +417,8 @@ class RealStages:
         if out_spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
                 f"stage {stage} returned other shapes or constants than before step 1 for a micro-batch "
-                "of the same shape: make its output depend on its input's shape alone, and vary tensors, not numbers"
+                "of the same shape: let both depend on its input's shape alone, and make a number that varies "
+                "a tensor"
             )
         self._require_agreed(split, stage, microbatch)
         return outputs
