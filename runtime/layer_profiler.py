@@ -34,7 +34,7 @@ from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, load_
 from zbsolve.runtime.profiler import peaks
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
-from zbsolve.runtime.stages import move, step_data
+from zbsolve.runtime.stages import distinct_shapes, move, step_data
 from zbsolve.runtime.transients import measure_rise, watch_of
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
@@ -132,6 +132,8 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.model, options.seed)
     batch = step_data(model, 0, options.num_microbatches, options.seed)[0]
+    unlike = distinct_shapes(model, range(1), options.num_microbatches, options.seed) > 1
+    of_what = ", on the first of micro-batches of unlike shapes" if unlike else ""
     inputs, spec = flatten(batch.inputs, "microbatches(): inputs")
     inputs = [t.to(device) for t in inputs]
     rows = int(inputs[0].shape[0]) if inputs and inputs[0].dim() else 1
@@ -139,7 +141,7 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
     layers = []
     count = len(model.layers)
     for index in range(count):
-        note(f"layer {index} of {count}")
+        note(f"layer {index} of {count}{of_what}")
         layer, inputs, needs, spec = _measure_layer(model, index, batch, inputs, needs, spec, options, device)
         layers.append(layer)
     return LayerProfile(name=options.model, microbatch_size=max(1, rows), layers=tuple(layers))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -417,8 +417,8 @@ class RealStages:
         if out_spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
                 f"stage {stage} returned other shapes or constants than before step 1 for a micro-batch "
-                "of the same shape: let both depend on its input's shape alone, and make a number that varies "
-                "a tensor"
+                "of the same shape: let both depend on its input's shape alone (pass a number that varies "
+                "as a tensor)"
             )
         self._require_agreed(split, stage, microbatch)
         return outputs
@@ -555,6 +555,11 @@ def signature_of(batch: MicroBatch) -> str:
     constants = [leaf.value for leaf in inputs_spec.leaves if leaf is not None]
     discrete = [value for value in constants if not isinstance(value, float | complex)]
     return repr((inputs_spec.nesting, discrete, _shapes(inputs), targets_spec.nesting, _shapes(targets)))
+
+
+def distinct_shapes(model: PipelineModel, steps: Iterable[int], count: int, seed: int) -> int:
+    """Of how many shapes the micro-batches of some steps are."""
+    return len({signature_of(batch) for step in steps for batch in step_data(model, step, count, seed)})
 
 
 def move(value: Any, device: torch.device) -> Any:
