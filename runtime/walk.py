@@ -20,8 +20,9 @@ from zbsolve.runtime.traits import StageTraits
 from zbsolve.runtime.transport import MAX_PARTS, Shape
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
-# How often a stage that draws random numbers is asked whether an output may need a gradient.
-_TRIES = 16
+# How many draws a stage that uses random numbers is shown at least, and at most while an output has had no
+# gradient yet.
+_TRIALS, _TRIES = 8, 16
 # The number under which the trial of a backward runs: no micro-batch has it.
 _TRIAL = -1
 # Relative to a gradient's largest entry: one backward and two partial ones of the same graph.
@@ -76,7 +77,7 @@ class Walk:
         versions = [(name, p, p._version) for name, p in module.named_parameters()]
         with generators_undone(), torch.enable_grad():
             try:
-                walked = self._first(state)
+                walked = self._draw(state, 0)
                 for name, parameter, version in versions:
                     if parameter._version != version:
                         raise InputError(
@@ -87,7 +88,9 @@ class Walk:
                 if self.stage.mechanism == "generic":
                     state.restore()
                     self.stage.heed(walked.traits)
-                    walked.traits |= StageTraits(once=self._why_not_twice())
+                    # Where random numbers decide which layers run, each draw is another graph.
+                    for number in range(_TRIALS if walked.drew else 1):
+                        walked.traits |= StageTraits(once=self._why_not_twice(number))
             finally:
                 state.restore()
         return walked
@@ -117,8 +120,9 @@ class Walk:
         traits = StageTraits(bool(changed), draws_host=before.draws_host(later))
         return _Tried(leaves, outputs, spec, traits, traits.draws_host or before.draws_torch(later))
 
-    def _first(self, state: RunningState) -> Walked:
-        tried = self._forward(0)
+    def _draw(self, state: RunningState, number: int) -> Walked:
+        """One draw's forward, and all that it shows."""
+        tried = self._forward(number)
         self._refuse_outputs(tried.outputs)
         changed = state.changed()
         traits = tried.traits | StageTraits(changes_buffers=tuple(changed))
@@ -167,36 +171,38 @@ class Walk:
             )
 
     def _ask_again(self, walked: Walked, state: RunningState) -> None:
-        """Whether outputs without a gradient have one for other random numbers: a layer may be left out."""
+        """What other random numbers show, where any are drawn: a layer may have been left out."""
         agreed = walked.boundary
         able = [shape.dtype.is_floating_point or shape.dtype.is_complex for shape in agreed.shapes]
-        needs = list(agreed.needs)
-        if not walked.drew or not (any(self.boundary.needs) or self.stage.parameters):
-            return
-        for number in range(1, _TRIES):
-            if all(need or not can for need, can in zip(needs, able, strict=True)):
+        needs, kept = list(agreed.needs), set(walked.traits.kept_outputs)
+        trainable = any(self.boundary.needs) or bool(self.stage.parameters)
+        for number in range(1, _TRIES if walked.drew else 1):
+            settled = not trainable or all(need or not can for need, can in zip(needs, able, strict=True))
+            if number >= _TRIALS and settled:
                 break
             state.restore()
-            tried = self._forward(number)
-            if tried.spec != agreed.spec:
+            tried = self._draw(state, number)
+            if tried.boundary.spec != agreed.spec:
                 raise InputError(
                     f"{self.name} returns another kind of value from call to call: return the same for every "
                     "micro-batch of one shape"
                 )
-            needs = [need or t.requires_grad for need, t in zip(needs, tried.outputs, strict=True)]
+            needs = [one or other for one, other in zip(needs, tried.boundary.needs, strict=True)]
+            kept.update(tried.traits.kept_outputs)
             walked.traits |= tried.traits
-        walked.boundary = replace(agreed, needs=tuple(needs))
+        memory = tuple(KEPT if place in kept else own for place, own in enumerate(agreed.memory))
+        walked.boundary = replace(agreed, needs=tuple(needs), memory=memory)
 
-    def _why_not_twice(self) -> str:
+    def _why_not_twice(self, number: int) -> str:
         """Why the generic split gets other gradients than one backward; empty where it gets the same.
 
         It runs parts of a graph again: a function that frees what it saved fails then, and a hook is called
         twice.
         """
         stage = self.stage
-        once = self._gradients(fused=True)
+        once = self._gradients(number, fused=True)
         try:
-            twice = self._gradients(fused=False)
+            twice = self._gradients(number, fused=False)
         except Exception as error:  # noqa: BLE001 - whatever a user's backward raises
             return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         finally:
@@ -208,13 +214,13 @@ class Walk:
                 return f"the gradient of {name} differs"
         return ""
 
-    def _gradients(self, fused: bool) -> dict[str, torch.Tensor]:
+    def _gradients(self, number: int, *, fused: bool) -> dict[str, torch.Tensor]:
         """Gradients of inputs and parameters for arbitrary gradients of the outputs."""
         stage = self.stage
         for parameter in stage.parameters:
             parameter.grad = None
         inputs = [t.clone() for t in self.inputs]
-        seed = step_seed(self.seed, 0, stage.index, 0)
+        seed = step_seed(self.seed, 0, stage.index, number)
         needs = self.boundary.needs
         outputs, _ = stage.forward(_TRIAL, seed, inputs, needs, self.boundary.spec, self.finish, fused=fused)
         generator = torch.Generator().manual_seed(0)

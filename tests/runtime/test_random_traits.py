@@ -1,14 +1,15 @@
 """Random stages that mix what users' layers do: gradients, buffers and losses are those of one at a time.
 
-As in a run, each stage is walked first and what that shows is heeded; then all F's run before any backward. Values
-are handed over as they are, in one process: whatever two stages or micro-batches share shows.
+As in a run, each stage is walked first and what that shows is heeded; then all F's run before any backward.
+Values are handed over as they are, in one process: whatever two stages or micro-batches share shows.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,6 +58,17 @@ PACKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "constants": lambda x, y: {"x": x, "y": y, "rate": 0.5, "none": None, "word": "a"},
 }
 COUNT = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """One thread for tensors this small; what exists already is no business of the walks' collections."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 class Stage(nn.Module):
@@ -193,7 +205,7 @@ every_way = pytest.mark.parametrize(
 
 
 @every_way
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(description=descriptions)
 def test_mixed_traits(mechanism: Mechanism, fused: bool, description: list[tuple[list[str], str]]) -> None:
     """In-place layers, hooks, dropped layers, norms, work buffers and containers in any mix are right."""
