@@ -15,7 +15,7 @@ import torch
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.graph import BW, B, Task, W
 from zbsolve.plan import Plan
-from zbsolve.runtime.api import RunOptions, train
+from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, train
 from zbsolve.runtime.checkpoint import read
 from zbsolve.runtime.gradients import weight_orders
 from zbsolve.runtime.models import load_model, stage_ranges
@@ -190,3 +190,16 @@ def test_running_statistics_of_several_pipelines_are_refused() -> None:
     options = RunOptions(model="trap_models:batch_norm", data_parallel=2, timeout=60.0)
     with pytest.raises(InputError, match="each of the pipelines side by side would have its own"):
         train(cases.plan(cases.instance(1, 2), cases.zb_orders(1, 2)), options)
+
+
+def test_unlike_micro_batches_are_profiled() -> None:
+    """The profile of micro-batches of three lengths says in one line what its one time a stage stands for."""
+    said: list[str] = []
+    options = ProfileOptions(
+        model="trap_models:unlike_shapes", num_microbatches=3, repeats=1, warmup=0, timeout=60.0
+    )
+    instance = profile_model(options, said.append)
+    assert all(stage.t_f > 0 for stage in instance.stages)
+    unlike = [text for text in said if "unlike shapes" in text]
+    assert len(unlike) == 1
+    assert "one time a stage, the mean" in unlike[0]
