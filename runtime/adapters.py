@@ -253,17 +253,17 @@ def causal_lm(
             "causal_lm: the loss would have a part of the router's logits, which layers do not hand on: set "
             "output_router_logits=False"
         )
-    _require_same_logits(model, layers)
     window = getattr(model.config, "sliding_window", None)
     if not getattr(model.config, "use_sliding_window", True):
         window = None
+    _require_same_logits(model, layers, _PROBED if window is None else min(_PROBED, window))
     return _CausalLM(layers, batch, window)
 
 
-def _require_same_logits(model: Any, layers: Sequence[nn.Module]) -> None:
+def _require_same_logits(model: Any, layers: Sequence[nn.Module], length: int) -> None:
     """Refuse a model that does more between its parts than hand values on (Gemma scales its embedding)."""
     training = [part for part in model.modules() if part.training]
-    length = min(_PROBED, getattr(model.config, "max_position_embeddings", _PROBED))
+    length = min(length, getattr(model.config, "max_position_embeddings", length))
     device = next(model.parameters()).device
     if device.type == "meta":
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from trap_models import (
@@ -144,19 +144,20 @@ def pipelined(stages: list[nn.Module], mechanism: Mechanism, fused: bool) -> lis
         stage.heed(walked.traits)
         boundaries.append(walked.boundary)
         tensors = walked.outputs
-    losses, back = [], []
-    for j, batch in enumerate(data):
-        values = [batch]
-        for stage, boundary, finish in zip(split, boundaries, finishes, strict=False):
+    # Stage by stage: every output waits while its stage runs the other micro-batches.
+    waiting: list[list[torch.Tensor]] = [[batch] for batch in data]
+    for stage, boundary, finish in zip(split, boundaries, finishes, strict=False):
+        agreed = boundaries[stage.index + 1]
+        for j in range(COUNT):
             seed = step_seed(0, 0, stage.index, j)
-            values, given_spec = stage.forward(
-                j, seed, values, boundary.needs, boundary.spec, finish, fused=fused
+            waiting[j], given_spec = stage.forward(
+                j, seed, waiting[j], boundary.needs, boundary.spec, finish, fused=fused
             )
-            agreed = boundaries[stage.index + 1]
             assert given_spec == agreed.spec
             # No output needs a gradient that the walk has not announced: it would be lost.
             assert all(not r or n for r, n in zip(stage.requires(j), agreed.needs, strict=True))
-        losses.append(values[0])
+    losses = [values[0] for values in waiting]
+    back: list[Any] = []
     for j in range(COUNT):
         back.append([torch.ones_like(losses[j])])
         for stage in reversed(split):
@@ -207,6 +208,10 @@ every_way = pytest.mark.parametrize(
 @every_way
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(description=descriptions)
+@example(description=[(["block"], "work buffer"), (["block"], "tensor")])
+@example(
+    description=[(["block"], "constants"), (["dropped by Python", "writes its input", "once"], "tensor")]
+)
 def test_mixed_traits(mechanism: Mechanism, fused: bool, description: list[tuple[list[str], str]]) -> None:
     """In-place layers, hooks, dropped layers, norms, work buffers and containers in any mix are right."""
     compare(mechanism, fused, description)
