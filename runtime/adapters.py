@@ -74,6 +74,11 @@ Activations = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 # As in transformers: what the loss leaves out.
 IGNORED = -100
 
+# Tokens of the row on which a model and its parts are compared, and how close their logits must be: both call
+# the same kernels, so that what is apart further is a part left out.
+_PROBED = 8
+_SAME = 1e-2
+
 
 def _apart(value: Activations) -> tuple[torch.Tensor, torch.Tensor | None]:
     return value if isinstance(value, tuple) else (value, None)
@@ -159,14 +164,24 @@ class _Head(nn.Module):
 
 
 class _CausalLM(_Layers):
-    """Layers whose batches may be padded."""
+    """Layers whose batches may be padded. ``window``: how far back attention looks, where it has a limit."""
+
+    def __init__(self, layers: Sequence[nn.Module], batch: Callable[[int], Any], window: int | None) -> None:
+        super().__init__(layers, _next_token_loss, batch)
+        self._window = window
 
     def microbatches(self, step: int, count: int) -> list[MicroBatch]:
         """The step's batch, cut along its rows, each weighted by the tokens that it has to predict."""
         batch = self._batch(step)
+        ids = batch if isinstance(batch, torch.Tensor) else batch[0]
+        if self._window is not None and ids.shape[1] > self._window:
+            raise InputError(
+                f"causal_lm: rows of {ids.shape[1]} tokens are longer than the model's sliding window of "
+                f"{self._window}, and layers attend to all: give shorter rows, or set sliding_window=None"
+            )
         if isinstance(batch, torch.Tensor):
             return cut_rows(batch, batch, count)
-        ids, mask = batch[0], batch[1].bool()
+        mask = batch[1].bool()
         if mask.shape != ids.shape:
             raise InputError(
                 f"causal_lm: the mask has the shape {tuple(mask.shape)}, the ids {tuple(ids.shape)}: "
@@ -175,10 +190,9 @@ class _CausalLM(_Layers):
         labels = ids.masked_fill(~mask, IGNORED)
         predicted = (labels[:, 1:] != IGNORED).sum(1)
         shares = [float(rows.sum() / predicted.sum()) for rows in predicted.tensor_split(count)]
-        masks = [rows.clone() for rows in mask.tensor_split(count)]
         cut = [
-            MicroBatch((own.inputs, its_mask), own.targets, share)
-            for own, its_mask, share in zip(cut_rows(ids, labels, count), masks, shares, strict=True)
+            MicroBatch(own.inputs, own.targets, share)
+            for own, share in zip(cut_rows((ids, mask), labels, count), shares, strict=True)
         ]
         for number, microbatch in enumerate(cut):
             if not microbatch.weight > 0:
@@ -203,8 +217,9 @@ def causal_lm(
 
     Parameters
     ----------
-    model : LlamaForCausalLM and models built like it (Mistral, Qwen2), or GPT2LMHeadModel
-        Whatever its weights are. Blocks must attend causally without a mask ("sdpa" attention does).
+    model : LlamaForCausalLM and models built like it (Mistral, Mixtral, Qwen2), or GPT2LMHeadModel
+        Whatever its weights are. What its parts give one after the other is compared with what it gives
+        itself, on one short row. Blocks must attend causally without a mask ("sdpa" attention does).
     batch : callable
         ``batch(step)``: token ids (rows, T), which are the targets as well; or ids and a mask of the same
         shape, 1 for tokens and 0 for padding on either side, as tokenizers of transformers give it. The
@@ -213,7 +228,7 @@ def causal_lm(
     Raises
     ------
     InputError
-        A model of another build.
+        A model of another build, or one whose loss or attention its parts alone do not have.
     """
     inner = getattr(model, "model", None)
     if all(hasattr(inner, name) for name in ("embed_tokens", "layers", "norm", "rotary_emb")):
@@ -233,4 +248,38 @@ def causal_lm(
     implementation = getattr(model.config, "_attn_implementation", "sdpa")
     if implementation != "sdpa":
         raise InputError(f"causal_lm: attn_implementation is {implementation!r}: build the model with 'sdpa'")
-    return _CausalLM(layers, _next_token_loss, batch)
+    if getattr(model.config, "output_router_logits", False):
+        raise InputError(
+            "causal_lm: the loss would have a part of the router's logits, which layers do not hand on: set "
+            "output_router_logits=False"
+        )
+    window = getattr(model.config, "sliding_window", None)
+    if not getattr(model.config, "use_sliding_window", True):
+        window = None
+    _require_same_logits(model, layers, _PROBED if window is None else min(_PROBED, window))
+    return _CausalLM(layers, batch, window)
+
+
+def _require_same_logits(model: Any, layers: Sequence[nn.Module], length: int) -> None:
+    """Refuse a model that does more between its parts than hand values on (Gemma scales its embedding)."""
+    training = [part for part in model.modules() if part.training]
+    length = min(length, getattr(model.config, "max_position_embeddings", length))
+    device = next(model.parameters()).device
+    if device.type == "meta":
+        return
+    ids = torch.arange(length, device=device).unsqueeze(0) % model.config.vocab_size
+    model.eval()
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        value: Any = ids
+        for layer in layers:
+            value = layer.eval()(value)
+    for part in training:
+        part.training = True
+    for layer in layers:
+        layer.training = True
+    if not torch.allclose(value, whole, rtol=_SAME, atol=_SAME * float(whole.abs().max())):
+        raise InputError(
+            f"causal_lm: a {type(model).__name__} gives other logits than its embedding, blocks, norm and "
+            "head one after the other: return a PipelineModel of your own"
+        )

@@ -10,7 +10,7 @@ from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.instance import Instance, ModelCut, make_instance, place
 from zbsolve.partition.splits import even_split
 from zbsolve.plan import Plan, check_plan
-from zbsolve.runtime import models, profiler
+from zbsolve.runtime import models, profiler, stages
 from zbsolve.runtime.launch import launch
 from zbsolve.runtime.layer_profiler import LayerOptions, profile_layers
 from zbsolve.runtime.options import Job, RunOptions, require_positive
@@ -100,10 +100,17 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
             for d, layers_held in zip(devices, held, strict=True)
         ],
     )
+    steps = range(1 + options.warmup + options.repeats)
+    unlike = stages.distinct_shapes(model, steps, options.num_microbatches, options.seed) > 1
+    if unlike and progress is not None:
+        progress(
+            "micro-batches are of unlike shapes: each is measured, and one time a stage, the mean over a "
+            "step's micro-batches, stands for all"
+        )
     job = Job(replace(run_options, layers_per_stage=split))
     plans = [profiler.profiling_plan(draft, fused) for fused in (False, True)]
     split_run, fused_run = launch(plans, job, progress)
-    instance = profiler.build_instance(draft, split_run, fused_run, progress)
+    instance = profiler.build_instance(draft, split_run, fused_run, progress, unlike=unlike)
     source = ModelCut(factory=options.model, split=options.split, layers_per_stage=split)
     return instance.with_changes(model=source)
 

@@ -26,6 +26,7 @@ from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.models import PipelineModel, stage_ranges
+from zbsolve.runtime.running_state import buffers_of
 
 
 class Place(NamedTuple):
@@ -99,21 +100,19 @@ def _refuse_apart(instance: Instance, place: Place, first: Place) -> None:
         )
 
 
-def shared_buffers(
-    model: PipelineModel, split: Sequence[int], instance: Instance
-) -> dict[int, dict[str, str]]:
-    """Per stage, its buffers that another device has, too: name within the stage -> label there."""
+def shared_buffers(model: PipelineModel, split: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Per stage, its buffers that another stage has, too: name within the stage -> label there."""
     found = cast("MutableMapping[torch.Tensor, list[tuple[Place, str]]]", WeakIdKeyDictionary())
     for stage, held in enumerate(stage_ranges(split)):
         for number, index in enumerate(held):
-            for name, buffer in model.layers[index].named_buffers():
+            for name, buffer in buffers_of(model.layers[index]).items():
                 entry = (Place(stage, index, name), f"layers.{number}.{name}")
                 found.setdefault(buffer, []).append(entry)
     shared: dict[int, dict[str, str]] = {}
     for entries in found.values():
         for place, name in entries:
             for other, _ in entries:
-                if homes(instance, other.stage) != homes(instance, place.stage):
+                if other.stage != place.stage:
                     shared.setdefault(place.stage, {})[name] = other.label
     return shared
 

@@ -25,7 +25,10 @@ import torch.nn.functional as functional
 from torch import nn
 
 Gradients = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
-Pack = Callable[[torch.Tensor], torch.Tensor]
+Pack = Callable[[torch.Tensor], Any]
+
+# As torch says it of its own saved tensors.
+CHANGED = "needed for gradient computation has been modified by an inplace operation"
 
 
 class Call(NamedTuple):
@@ -118,7 +121,7 @@ def _put_aside(
     def arrived(grads: tuple[torch.Tensor, ...]) -> None:
         if grads[0] is not None:
             if kept._version != version:
-                raise RuntimeError("the input of a layer was changed in place after the layer had used it")
+                raise RuntimeError(f"a tensor {CHANGED}")
             grad = grads[0] if as_it_is else grads[0].reshape(shape)
             calls.append(Call(parameters, kept, grad, gradients))
 
@@ -154,8 +157,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def can_defer(module: nn.Module) -> bool:
     """Whether a module's weight gradient can be put aside.
 
-    Exact types only: a subclass may compute something else in its forward.
+    Exact types with their class's forward only: a subclass, or a forward that somebody has put on the
+    module itself, may compute something else.
     """
+    own = module.__dict__.get("forward")
+    if own is not None and getattr(own, "__module__", None) != __name__:
+        return False
     if type(module) is nn.Linear:
         return True
     if type(module) in _CONVOLUTIONS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from zbsolve.runtime.models import PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import set_seed, step_seed
 from zbsolve.runtime.split_backward import autocasting
 from zbsolve.runtime.stages import RealStages, move, step_data
+from zbsolve.runtime.values import flatten, unflatten
 
 # Relative to the largest entry of the gradient; sums in float32 taken in another order differ by 1e-7.
 TOLERANCE = 1e-5
@@ -62,12 +64,12 @@ def reference_gradients(
     stages = [StageLayers([model.layers[i] for i in held]).to(device).train() for held in stage_ranges(split)]
     wanted = unique(p for s in orders for p in stages[s].parameters() if p.requires_grad)
     per_microbatch: list[dict[nn.Parameter, torch.Tensor]] = []
-    for j, batch in enumerate(step_data(model, step, count)):
+    for j, batch in enumerate(step_data(model, step, count, seed)):
         value = move(batch.inputs, device)
         for s, stage in enumerate(stages):
-            set_seed(step_seed(seed, step, s, j), device)
+            set_seed(step_seed(seed, step, s, j), device, host=True)
             with autocasting(device, autocast):  # a context a stage, as each rank has its own
-                value = stage(value)
+                value = _copied(stage(value))
         with autocasting(device, autocast):
             loss = model.loss(value, move(batch.targets, device)) * (batch.weight * scale)
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
@@ -83,6 +85,12 @@ def reference_gradients(
             if parameter in per_microbatch[j]:
                 accumulate(parameter, per_microbatch[j][parameter])
     return {s: [p.grad for p in stages[s].parameters()] for s in orders}
+
+
+def _copied(value: Any) -> Any:
+    """A value in memory of its own, as the next stage gets it."""
+    tensors, spec = flatten(value, "a stage's output")
+    return unflatten([t.clone(memory_format=torch.contiguous_format) for t in tensors], spec)
 
 
 def compare_gradients(stages: RealStages, reference: dict[int, list[torch.Tensor | None]]) -> Difference:

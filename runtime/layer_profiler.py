@@ -35,7 +35,7 @@ from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, load_
 from zbsolve.runtime.profiler import peaks
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
-from zbsolve.runtime.stages import move, step_data
+from zbsolve.runtime.stages import distinct_shapes, move, step_data
 from zbsolve.runtime.transients import measure_rise, watch_of
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
@@ -132,7 +132,9 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
     torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.model, options.seed)
-    batch = step_data(model, 0, options.num_microbatches)[0]
+    batch = step_data(model, 0, options.num_microbatches, options.seed)[0]
+    unlike = distinct_shapes(model, range(1), options.num_microbatches, options.seed) > 1
+    of_what = ", on the first of micro-batches of unlike shapes" if unlike else ""
     inputs, spec = flatten(batch.inputs, "microbatches(): inputs")
     inputs = [t.to(device) for t in inputs]
     rows = int(inputs[0].shape[0]) if inputs and inputs[0].dim() else 1
@@ -140,7 +142,7 @@ def measure_layers(options: LayerOptions, note: Callable[[str], None]) -> LayerP
     layers = []
     count = len(model.layers)
     for index in range(count):
-        note(f"layer {index} of {count}")
+        note(f"layer {index} of {count}{of_what}")
         layer, inputs, needs, spec = _measure_layer(model, index, batch, inputs, needs, spec, options, device)
         layers.append(layer)
     return LayerProfile(

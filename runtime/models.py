@@ -23,13 +23,14 @@ from torch import nn
 
 from zbsolve.errors import InputError
 from zbsolve.instance import Instance
+from zbsolve.runtime.values import flatten, spread, unflatten
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """One micro-batch of a step.
 
-    ``inputs`` go to the first layer, ``targets`` to the loss: nested tuples, lists and dicts of tensors.
+    ``inputs`` go to the first layer, ``targets`` to the loss: values as of :mod:`zbsolve.runtime.values`.
     ``weight`` is the share of the step's loss; the weights of a step sum to 1, so a micro-batch of 3 rows
     out of 7 has 3/7 and the step's loss is the mean over all rows.
     """
@@ -46,8 +47,8 @@ class PipelineModel(Protocol):
     Attributes
     ----------
     layers : sequence of nn.Module
-        In order. Each takes one value (a tensor, or nested tuples, lists, dicts of tensors and None) and
-        returns one.
+        In order. Each takes one value and returns one: a tensor, or nested containers of tensors and
+        constants (:mod:`zbsolve.runtime.values`).
     """
 
     layers: Sequence[nn.Module]
@@ -61,16 +62,62 @@ class PipelineModel(Protocol):
         ...
 
 
-def cut_rows(inputs: torch.Tensor, targets: torch.Tensor, count: int) -> list[MicroBatch]:
-    """Cut a batch along its first dimension, rows spread as evenly as they go, weighted by rows."""
-    rows = inputs.shape[0]
+def cut_rows(
+    inputs: Any, targets: Any, count: int, *, input_axes: Any = 0, target_axes: Any = 0
+) -> list[MicroBatch]:
+    """Cut a batch along its rows, spread as evenly as they go, each micro-batch weighted by its rows.
+
+    Parameters
+    ----------
+    inputs, targets : value
+        A tensor, or nested tuples, lists and dicts of tensors and constants; every micro-batch gets the
+        constants.
+    input_axes, target_axes : int, None, or nested like the value
+        Along which axis of each tensor the rows lie: one for all of a value, or one for each part. Position
+        ids of shape (3, rows, T) have theirs at 1. A tensor with None is handed to every micro-batch whole.
+
+    Raises
+    ------
+    InputError
+        Tensors of different numbers of rows, none that has rows, or fewer rows than micro-batches.
+    """
+    parts = [
+        (kind, *flatten(value, kind), spread(axes, value, f"{kind[:-1]}_axes"))
+        for kind, value, axes in (("inputs", inputs, input_axes), ("targets", targets, target_axes))
+    ]
+    rows: int | None = None
+    cuts: list[list[Sequence[torch.Tensor]]] = []
+    for kind, tensors, spec, axes in parts:
+        cut: list[Sequence[torch.Tensor]] = []
+        of_tensors = [axis for axis, leaf in zip(axes, spec.leaves, strict=True) if leaf is None]
+        for tensor, axis in zip(tensors, of_tensors, strict=True):
+            if axis is None:
+                cut.append([tensor] * count)
+                continue
+            if not -tensor.dim() <= axis < tensor.dim():
+                raise InputError(
+                    f"{kind}: a tensor of shape {tuple(tensor.shape)} has no axis {axis}: name its rows' "
+                    "axis, or None to hand it to every micro-batch whole"
+                )
+            rows = tensor.shape[axis] if rows is None else rows
+            if tensor.shape[axis] != rows:
+                raise InputError(
+                    f"{kind}: a tensor of shape {tuple(tensor.shape)} has {tensor.shape[axis]} rows along "
+                    f"axis {axis} where another has {rows}: name the axis of its rows ({kind[:-1]}_axes)"
+                )
+            cut.append(tensor.tensor_split(count, axis))
+        cuts.append(cut)
+    if rows is None:
+        raise InputError("no tensor has rows to cut: give one axis at least")
     if rows < count:
         raise InputError(f"{rows} rows cannot fill {count} micro-batches: give at least one row each")
+    sizes = [len(part) for part in torch.arange(rows).tensor_split(count)]
     # Copies: a slice would keep the whole batch alive, and count as such, for as long as any is in flight.
-    return [
-        MicroBatch(i.clone(), t.clone(), i.shape[0] / rows)
-        for i, t in zip(inputs.tensor_split(count), targets.tensor_split(count), strict=True)
+    both = [
+        [unflatten([piece[number].clone() for piece in cut], spec) for number in range(count)]
+        for cut, (_, _, spec, _) in zip(cuts, parts, strict=True)
     ]
+    return [MicroBatch(i, t, size / rows) for i, t, size in zip(*both, sizes, strict=True)]
 
 
 def load_model(name: str, seed: int) -> PipelineModel:

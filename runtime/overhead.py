@@ -33,9 +33,10 @@ from zbsolve.runtime.boundary import Boundary
 from zbsolve.runtime.executor import Executor
 from zbsolve.runtime.models import MicroBatch
 from zbsolve.runtime.split_backward import Mechanism
-from zbsolve.runtime.stages import RealStages
+from zbsolve.runtime.stages import RealStages, data_digest, step_data
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.transport import Shape, Transport
+from zbsolve.runtime.values import TENSOR
 from zbsolve.torch_csv import export_torch_csv
 
 RANKS, RANK = 4, 1
@@ -193,9 +194,10 @@ def _our_step(
     stages = RealStages(model, instance, RANK, (1,) * RANKS, mechanism, 0, device)
     # The other ranks' part of the agreement: every boundary carries the same activations.
     store = HashStore()
-    text = Boundary("tensor", (Shape((ROWS, WIDTH), torch.float32),), (True,)).to_text()
+    boundary = Boundary(TENSOR, (Shape((ROWS, WIDTH), torch.float32),), (True,), (0,))
     for stage in set(range(RANKS)) - {RANK}:
-        store.set(f"boundary/0/{stage + 1}", text)
+        store.set(f"boundary/0/{stage + 1}", boundary.to_text(f"stage {stage}"))
+    store.set("data/0", data_digest(step_data(model, 0, instance.num_microbatches, 0)))
     status = Status()
     stages.agree(store, 1, status)
     executor = Executor(instance, program, stages, Transport(device), status)

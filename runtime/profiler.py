@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from statistics import median
+from statistics import fmean, median
 
 from zbsolve.graph import BW, B, F, Task, W, predecessors
 from zbsolve.instance import Instance
@@ -101,10 +101,20 @@ def peaks(mem_b: int, mem_w: int, rises: Mapping[str, int]) -> dict[str, int]:
 
 
 def build_instance(
-    draft: Instance, split: Outcome, fused: Outcome, progress: Callable[[str], None] | None
+    draft: Instance,
+    split: Outcome,
+    fused: Outcome,
+    progress: Callable[[str], None] | None,
+    *,
+    unlike: bool = False,
 ) -> Instance:
-    """The draft with measured times (ms) and memory (MiB)."""
-    split_times, fused_times = _medians(split.trace), _medians(fused.trace)
+    """The draft with measured times (ms) and memory (MiB).
+
+    Of ``unlike`` micro-batches the mean of each one's median stands for all, so that a device's work in a
+    step is right; memory is the largest one's.
+    """
+    of = _means if unlike else _medians
+    split_times, fused_times = of(split.trace), of(fused.trace)
     stages = []
     for s, stage in enumerate(draft.stages):
         t_f = median([split_times["F", s], fused_times["F", s]])
@@ -157,6 +167,15 @@ def _medians(trace: Trace) -> dict[tuple[str, int], float]:
         for event in step.events:
             samples.setdefault((event.op, event.stage), []).append(event.duration)
     return {key: median(values) for key, values in samples.items()}
+
+
+def _means(trace: Trace) -> dict[tuple[str, int], float]:
+    samples: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for step in trace.steps:
+        for event in step.events:
+            own = samples.setdefault((event.op, event.stage), {})
+            own.setdefault(event.microbatch, []).append(event.duration)
+    return {key: fmean(median(values) for values in own.values()) for key, own in samples.items()}
 
 
 def _say(progress: Callable[[str], None] | None, text: str) -> None:

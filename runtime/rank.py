@@ -179,7 +179,7 @@ class Rank:
         model = models.load_model(options.model, options.seed)
         self._layers = self._split(model, instance)
         self._ties = check_model(model, instance, self._layers)
-        buffers = shared_buffers(model, self._layers, instance)
+        buffers = shared_buffers(model, self._layers)
         stages = RealStages(
             model,
             instance,
@@ -249,6 +249,7 @@ class Rank:
         part: dict[str, Any] = {"host": platform.node(), "steps": [], "difference": None, "split": []}
         if isinstance(stages, RealStages):
             assert self.updater is not None
+            stages.check_order(program)
             self.updater.clear()
             stages.scale = self.updater.scale.value
             stages.reduces = self._is_update(0)

@@ -18,7 +18,9 @@ def refuse_unsupported(module: nn.Module, where: str) -> None:
         place = f"{where}{'.' + name if name else ''}"
         kind = type(part).__name__
         if isinstance(part, nn.parallel.DistributedDataParallel) or "FullyShardedDataParallel" in kind:
-            raise InputError(f"{place} is a {kind}: pass the bare module, data parallelism is not supported")
+            raise InputError(
+                f"{place} is a {kind}: pass the bare module, and run pipelines side by side (--data-parallel)"
+            )
         if kind == "OptimizedModule":
             raise InputError(f"{place} is compiled: pass the module without torch.compile")
     for name, parameter in module.named_parameters():

@@ -28,10 +28,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-from zbsolve.runtime.deferred import DEFERRAL, Store, can_defer
+from zbsolve.runtime.deferred import CHANGED, DEFERRAL, Store, can_defer
 from zbsolve.runtime.gradient_sums import Sums, unique
 from zbsolve.runtime.graph_cut import Recorder, Start, cut_graph, deepest
 from zbsolve.runtime.randomness import set_seed
+from zbsolve.runtime.running_state import RunningState
+from zbsolve.runtime.traits import StageTraits
 from zbsolve.runtime.values import Spec, flatten, unflatten
 
 Mechanism = Literal["auto", "deferred", "generic"]
@@ -90,12 +92,28 @@ class SplitStage:
         self.parameters = unique(p for p in module.parameters() if p.requires_grad)
         self.mechanism = _choose(module) if mechanism == "auto" else mechanism
         if self.mechanism == "deferred":
-            DEFERRAL.install(module)
+            self.put_gradients_aside()
         self._passes: dict[int, _Pass] = {}
         self.accounting = False
+        self.traits = StageTraits()
         first = next(module.parameters(), None)
         self.device = torch.device("cpu") if first is None else first.device
         self._static = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+
+    def put_gradients_aside(self) -> None:
+        """Split by the deferred mechanism from now on: it runs each node of a graph once."""
+        self.mechanism = "deferred"
+        DEFERRAL.install(self.module)
+
+    def heed(self, traits: StageTraits) -> None:
+        """Take account of how the layers behave."""
+        self.traits |= traits
+        if self.traits.once and self.mechanism == "generic":
+            self.put_gradients_aside()
+
+    def forget(self) -> None:
+        """Drop whatever is held of any micro-batch."""
+        self._passes.clear()
 
     # --- passes ---------------------------------------------------------------------------------
 
@@ -124,28 +142,43 @@ class SplitStage:
         self._passes[microbatch] = record
         if recomputes:
             record.rerun = partial(self._run, record, seed, spec, finish)
-            set_seed(seed, self.device)
+            set_seed(seed, self.device, host=self.traits.draws_host)
+            versions = [t._version for t in leaves]
             with torch.no_grad(), self.casting():
-                value = self.module(unflatten(leaves, spec))
-                return flatten(value if finish is None else finish(value), self._place)
-        outputs, out_spec = self._run(record, seed, spec, finish)
-        return [t.detach() for t in outputs], out_spec
+                value = self.module(self._given(leaves, spec))
+                outputs, out_spec = flatten(value if finish is None else finish(value), self._place)
+            if versions != [t._version for t in leaves]:
+                raise RuntimeError("an input was changed in place, and R needs it as it was: clone it first")
+        else:
+            outputs, out_spec = self._run(record, seed, spec, finish)
+        if not self.traits.kept_outputs:
+            return [t.detach() for t in outputs], out_spec
+        return [
+            t.detach().clone() if place in self.traits.kept_outputs else t.detach()
+            for place, t in enumerate(outputs)
+        ], out_spec
+
+    def requires(self, microbatch: int) -> list[bool]:
+        """Which outputs of a micro-batch's F need a gradient."""
+        return [edge is not None for edge in self._passes[microbatch].edges]
+
+    def _given(self, leaves: list[torch.Tensor], spec: Spec) -> Any:
+        """The value that the layers get."""
+        return unflatten([t.clone() for t in leaves] if self.traits.changes_inputs else leaves, spec)
 
     def recompute(self, microbatch: int) -> None:
         """R: run the layers again, with the same random numbers, and keep what the backward needs."""
         record = self._passes[microbatch]
         assert record.rerun is not None  # the plan was checked: R only where the stage recomputes
-        before = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        before = RunningState(self.module)
         record.rerun()
         record.rerun = None
-        with torch.no_grad():
-            for buffer, content in before:
-                buffer.copy_(content)  # running means count each micro-batch once
+        before.restore()  # running means count each micro-batch once
 
     def _run(
         self, record: _Pass, seed: int, spec: Spec, finish: Callable[[Any], torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], Spec]:
-        set_seed(seed, self.device)
+        set_seed(seed, self.device, host=self.traits.draws_host)
         with self._counting(record), self._deferring(record):
             outputs, out_spec = self._call(record.inputs, spec, finish)
         record.edges = [get_gradient_edge(t) if t.requires_grad else None for t in outputs]
@@ -157,18 +190,25 @@ class SplitStage:
 
         saved = record.saved
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             self._count(saved, tensor)
-            return tensor.detach()  # a node that kept its own output as it is would keep itself
+            # Detached: a node that kept its own output as it is would keep itself.
+            return tensor.detach(), tensor._version
+
+        def unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+            tensor, version = packed
+            if tensor._version != version:  # torch looks only where no hook stands between
+                raise RuntimeError(f"a tensor {CHANGED}")
+            return tensor
 
         record.store.pack = pack
-        return saved_tensors_hooks(pack, lambda tensor: tensor)
+        return saved_tensors_hooks(pack, unpack)
 
     def _call(
         self, leaves: list[torch.Tensor], spec: Spec, finish: Callable[[Any], torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], Spec]:
         with torch.enable_grad(), self.casting():
-            value = self.module(unflatten(leaves, spec))
+            value = self.module(self._given(leaves, spec))
             if finish is not None:
                 value = finish(value)
         return flatten(value, self._place)

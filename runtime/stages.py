@@ -4,13 +4,15 @@ Before the first step one micro-batch of every distinct shape walks through all 
 every rank what each boundary carries: how many tensors, their sizes and types, and which of them get
 a gradient. A boundary without any gradient (everything before it is frozen) carries nothing backward:
 the plan's messages stay in the program, empty on both sides. Side effects of that walk on buffers and
-random state are undone.
+random state are undone, and what it shows about a stage's layers (:mod:`zbsolve.runtime.traits`) is heeded.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,20 +24,28 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.instance import Instance
 from zbsolve.memory import Pairs
-from zbsolve.runtime.boundary import Boundary
+from zbsolve.plan import Program
+from zbsolve.runtime.boundary import Boundary, memory_of
 from zbsolve.runtime.copies import Copies, Tie, find_ties
+from zbsolve.runtime.deferred import CHANGED
 from zbsolve.runtime.gradient_sums import unique
 from zbsolve.runtime.ledger import MemoryLedger, Noted
 from zbsolve.runtime.models import MicroBatch, PipelineModel, StageLayers, stage_ranges
-from zbsolve.runtime.randomness import step_seed
-from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.randomness import data_seed, set_seed, step_seed
+from zbsolve.runtime.refusals import refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.status import Status
+from zbsolve.runtime.traits import StageTraits
 from zbsolve.runtime.transients import measure_rise, watch_of
-from zbsolve.runtime.transport import MAX_PARTS, Shape
+from zbsolve.runtime.transport import Shape, solid_of, wire_of
 from zbsolve.runtime.values import flatten, unflatten
+from zbsolve.runtime.walk import Walk, Walked
+
+logger = logging.getLogger(__name__)
 
 _WEIGHT_TOLERANCE = 1e-6
+# Micro-batches are made on the CPU.
+_DATA_DEVICE = torch.device("cpu")
 
 
 def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> tuple[Tie, ...]:
@@ -53,18 +63,34 @@ def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) 
     return find_ties(model, split, instance)
 
 
-def step_data(model: PipelineModel, step: int, count: int) -> list[MicroBatch]:
-    """A step's micro-batches, checked: the right number, and weights that make their sum a mean."""
+def step_data(model: PipelineModel, step: int, count: int, seed: int) -> list[MicroBatch]:
+    """A step's micro-batches, checked: the right number, and weights that make their sum a mean.
+
+    All global generators are seeded first, so that random data are a function of the step.
+    """
+    set_seed(data_seed(seed, step), _DATA_DEVICE, host=True)
     batches = list(model.microbatches(step, count))
     if len(batches) != count:
         raise InputError(f"microbatches({step}, {count}) returned {len(batches)}: return {count}")
     total = sum(batch.weight for batch in batches)
-    if abs(total - 1) > _WEIGHT_TOLERANCE:
+    if not abs(total - 1) <= _WEIGHT_TOLERANCE:
         raise InputError(
             f"the weights of step {step}'s micro-batches sum to {total:g}: weight each by its share of "
             "the rows, so that they sum to 1"
         )
     return batches
+
+
+def data_digest(batches: Sequence[MicroBatch]) -> str:
+    """Equal for the same data."""
+    digest = hashlib.blake2b(digest_size=16)
+    for batch in batches:
+        for value, name in ((batch.inputs, "inputs"), (batch.targets, "targets")):
+            tensors, spec = flatten(value, f"microbatches(): {name}")
+            digest.update(repr((spec.nesting, spec.leaves, _shapes(tensors), batch.weight)).encode())
+            for tensor in tensors:
+                digest.update(solid_of(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class RealStages:
@@ -110,7 +136,7 @@ class RealStages:
         self.scale = 1.0
         # Weights with more than one copy, in the order that all ranks have; summed by :meth:`end`.
         self.copies: list[Copies] = []
-        # Per stage, names of buffers that another device has, too -> how that one is called.
+        # Per stage, names of buffers that another stage has, too -> how that one is called.
         self.shared_buffers: dict[int, dict[str, str]] = {}
         self.reduces = True
         self._reducing: list[dist.Work] = []
@@ -148,19 +174,46 @@ class RealStages:
     # --- before step 1 --------------------------------------------------------------------------
 
     def agree(self, store: Store, steps: int, status: Status) -> None:
-        """Walk one micro-batch of every distinct shape through all stages and share what it showed."""
+        """Walk one micro-batch of every distinct shape through all stages and share what it showed.
+
+        Raises
+        ------
+        InputError
+            Data that change from call to call or from rank to rank, or a stage that is refused.
+        """
+        self._compare_data(store)
         for step in range(steps):
-            for batch in step_data(self.model, step, self.total_microbatches):
-                signature = _signature(batch)
+            for batch in step_data(self.model, step, self.total_microbatches, self.seed):
+                signature = signature_of(batch)
                 if signature not in self._boundaries:
                     number = len(self._boundaries)
                     self._boundaries[signature] = {}
                     self._walk(store, number, signature, batch, status)
+        # Replicas of a stage, here or on another device, behave as the first one.
+        for number in range(len(self._boundaries)):
+            for s, split in self.stages.items():
+                split.heed(StageTraits.from_text(store.get(f"traits/{number}/{s % self.chain}").decode()))
+
+    def _compare_data(self, store: Store) -> None:
+        first, again = (
+            data_digest(step_data(self.model, 0, self.total_microbatches, self.seed)) for _ in range(2)
+        )
+        if first != again:
+            raise InputError(
+                "microbatches(0, ...) returned other data when it was called again: make them a function of "
+                "the step, which may be asked for more than once"
+            )
+        store.set(f"data/{self.device_index}", first)
+        if store.get("data/0").decode() != first:
+            raise InputError(
+                f"microbatches(0, ...) returns other data on device {self.device_index} than on device 0: "
+                "make them a function of the step alone"
+            )
 
     def _walk(self, store: Store, number: int, signature: str, batch: MicroBatch, status: Status) -> None:
         found = self._boundaries[signature]
         tensors, spec = flatten(batch.inputs, "microbatches(): inputs")
-        found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors))
+        found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors), memory_of(tensors))
         carried = [t.to(self.device) for t in tensors]
         for s in range(self.chain):
             here = self.instance.stages[s].device == self.device_index
@@ -169,14 +222,19 @@ class RealStages:
                 carried = self._blocking(s, found[s].shapes, self.instance.stages[s - 1].device, None)
             key = f"boundary/{number}/{s + 1}"
             if here:
-                outputs, text = self._try_stage(s, found[s], carried, batch)
-                store.set(key, text)
-                carried = outputs
+                walked = self._try_stage(s, found[s], carried, batch)
+                store.set(f"traits/{number}/{s}", walked.traits.to_text())
+                store.set(key, walked.boundary.to_text(f"the output of {self._called(s)}"))
+                carried = walked.outputs
             if s + 1 < self.chain:
                 found[s + 1] = Boundary.from_text(store.get(key).decode())
                 target = self.instance.stages[s + 1].device
                 if here and target != self.device_index:
                     self._blocking(s + 1, found[s + 1].shapes, target, carried)
+
+    def _called(self, s: int) -> str:
+        """A stage, for messages."""
+        return f"stage {s} ({self.instance.stages[s].name or 'unnamed'})"
 
     def _blocking(
         self, stage: int, shapes: Sequence[Shape], peer: int, tensors: list[torch.Tensor] | None
@@ -185,47 +243,66 @@ class RealStages:
         if tensors is None:
             received = [torch.empty(s.size, dtype=s.dtype, device=self.device) for s in shapes]
             for tensor in received:
-                wire = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-                dist.recv(wire, group=self.pipeline, group_src=peer)
+                dist.recv(wire_of(tensor), group=self.pipeline, group_src=peer)
             return received
         for tensor in tensors:
-            solid = tensor.contiguous()
-            wire = solid.view(torch.uint8) if solid.dtype == torch.bool else solid
-            dist.send(wire, group=self.pipeline, group_dst=peer)
+            dist.send(wire_of(solid_of(tensor)), group=self.pipeline, group_dst=peer)
         return tensors
 
-    def _try_stage(
-        self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch
-    ) -> tuple[list[torch.Tensor], str]:
-        module = self.stages[s].module
-        with _undone(module) as buffers, torch.enable_grad(), self.stages[s].casting():
-            leaves = [
-                t.detach().requires_grad_(n) if n else t.detach()
-                for t, n in zip(inputs, boundary.needs, strict=True)
-            ]
-            value = module(unflatten(leaves, boundary.spec))
-            if s + 1 == self.chain:
-                loss = self.model.loss(value, move(batch.targets, self.device))
-                if loss.dim() != 0 or not loss.is_floating_point():
-                    raise InputError(f"loss() returned shape {tuple(loss.shape)}: return one floating number")
-                value = loss
-            outputs, spec = flatten(value, f"the output of stage {s}")
-            if len(outputs) > MAX_PARTS:
-                raise InputError(f"stage {s} passes {len(outputs)} tensors on: pass at most {MAX_PARTS}")
-            refuse_graph(outputs, f"stage {s} ({self.instance.stages[s].name or 'unnamed'})")
-            needs = tuple(t.requires_grad for t in outputs)
-            self._refuse_diverging(s, buffers)
-        outputs = [t.detach() for t in outputs]
-        return outputs, Boundary(spec, _shapes(outputs), needs).to_text()
+    def _try_stage(self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch) -> Walked:
+        finish: Callable[[Any], torch.Tensor] | None = None
+        if s + 1 == self.chain:
 
-    def _refuse_diverging(self, s: int, before: Mapping[str, torch.Tensor]) -> None:
-        """Refuse a buffer of several devices that a forward changes: each would follow its own stages."""
-        current = dict(self.stages[s].module.named_buffers())
-        for name, label in self.shared_buffers.get(s, {}).items():
-            if not torch.equal(current[name], before[name]):
+            def finish(value: Any) -> torch.Tensor:
+                # Copies: the walk changes nobody's data.
+                tensors, spec = flatten(batch.targets, "microbatches(): targets")
+                targets = unflatten([t.to(self.device, copy=True) for t in tensors], spec)
+                return self.model.loss(value, targets)
+
+        walked = Walk(self.stages[s], self._called(s), self.seed, boundary, inputs, finish).run()
+        if walked.traits.changes_buffers:
+            self._refuse_diverging(s, walked.traits.changes_buffers)
+        if walked.traits.once:
+            logger.warning(
+                "%s: its backward cannot be split by running parts of it again (%s): it runs once, in B, and "
+                "weight gradients wait for W",
+                self._called(s),
+                walked.traits.once,
+            )
+        return walked
+
+    def _refuse_diverging(self, s: int, changed: Sequence[str]) -> None:
+        """Refuse a buffer of several stages, or of several pipelines, that a forward changes.
+
+        Stages and pipelines run side by side: its contents would depend on their order, or differ.
+        """
+        for name in changed:
+            label = self.shared_buffers.get(s, {}).get(name)
+            if label is not None:
                 raise InputError(
-                    f"stage {s} changes its buffer {name}, which is layer {label} of another device, too: "
-                    "give each layer a buffer of its own, or put both on one device"
+                    f"stage {s} changes its buffer {name}, which is layer {label} of another stage, too: "
+                    "give each layer a buffer of its own, or put both into one stage"
+                )
+        if self.total_microbatches > self.instance.num_microbatches:
+            raise InputError(
+                f"stage {s} changes its buffer {changed[0]} in its forward, and each of the pipelines side "
+                "by side would have its own: run one pipeline, or leave running statistics out"
+            )
+
+    def check_order(self, program: Program) -> None:
+        """Refuse forwards out of order on a stage whose buffers follow them.
+
+        Raises
+        ------
+        InputError
+            Names the stage and a buffer.
+        """
+        for s, split in self.stages.items():
+            order = [a.microbatch for a in program.actions if a.op == "F" and a.stage == s]
+            if split.traits.changes_buffers and order != sorted(order):
+                raise InputError(
+                    f"stage {s} changes its buffer {split.traits.changes_buffers[0]} in its forward, "
+                    f"and the plan runs its F's in the order {order}: use a plan that takes them in order"
                 )
 
     # --- a step ---------------------------------------------------------------------------------
@@ -234,11 +311,16 @@ class RealStages:
         """Fetch the step's data."""
         self._step = step
         self._fused = fused
-        self._data = step_data(self.model, step, self.total_microbatches)
+        self._data = step_data(self.model, step, self.total_microbatches, self.seed)
         self._unfinished = set(self.stages)
         if self.device.type == "cuda":
             self._allocated = torch.cuda.memory_allocated(self.device)
-        self._signatures = [_signature(batch) for batch in self._data]
+        self._signatures = [signature_of(batch) for batch in self._data]
+        if not self._boundaries.keys() >= set(self._signatures):
+            raise EnvironmentFailedError(
+                f"microbatches({step}, ...) returned other shapes than before step 1: make them a function "
+                "of the step"
+            )
         self.losses = {}
 
     def shapes(self, direction: str, stage: int, microbatch: int) -> Sequence[Shape]:
@@ -256,6 +338,17 @@ class RealStages:
 
     def run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         """Compute one op on the stage's layers."""
+        try:
+            return self._run(op, stage, microbatch, received)
+        except RuntimeError as error:
+            if CHANGED not in str(error):
+                raise
+            raise EnvironmentFailedError(
+                f"{op} of stage {stage}: a tensor that micro-batch {microbatch} needs was changed in place "
+                "since its F (a work buffer that the next micro-batch writes to): give each call its own"
+            ) from error
+
+    def _run(self, op: str, stage: int, microbatch: int, received: list[torch.Tensor]) -> list[torch.Tensor]:
         split = self.stages[stage]
         if not split.accounting:
             return self._compute(split, op, stage, microbatch, received)
@@ -282,6 +375,7 @@ class RealStages:
             return []
         if op == "R":
             split.recompute(microbatch)
+            self._require_agreed(split, stage, microbatch)
             return []
         gradients = self._output_gradients(stage, microbatch, received)
         back = split.backward_input if op == "B" else split.backward_fused
@@ -294,8 +388,10 @@ class RealStages:
         batch = self._data[number]
         boundary = self._boundary(stage, number)
         last = self.instance.is_last(stage)
+        spec = boundary.spec
         if self.instance.is_first(stage):
-            received = [t.to(self.device) for t in flatten(batch.inputs, "inputs")[0]]
+            tensors, spec = flatten(batch.inputs, "inputs")
+            received = [t.to(self.device) for t in tensors]
         finish: Callable[[Any], torch.Tensor] | None = None
         if last:
             targets = move(batch.targets, self.device)
@@ -304,12 +400,12 @@ class RealStages:
                 return self.model.loss(value, targets) * (batch.weight * self.scale)
 
         seed = step_seed(self.seed, self._step, stage % self.chain, number)
-        outputs, spec = split.forward(
+        outputs, out_spec = split.forward(
             microbatch,
             seed,
             received,
             boundary.needs,
-            boundary.spec,
+            spec,
             finish,
             fused=(stage, microbatch) in self._fused,
             recomputes=self.instance.stages[stage].t_r is not None,
@@ -318,12 +414,26 @@ class RealStages:
             self.losses[number] = outputs[0]
             return []
         agreed = self._boundary(stage + 1, number)
-        if spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
+        if out_spec != agreed.spec or not all(map(_has_shape, outputs, agreed.shapes)):
             raise EnvironmentFailedError(
-                f"stage {stage} returned other shapes than before step 1 for a micro-batch of the same "
-                "shape: make its output depend on the input's shape alone"
+                f"stage {stage} returned other shapes or constants than before step 1 for a micro-batch "
+                "of the same shape: let both depend on its input's shape alone (pass a number that varies "
+                "as a tensor)"
             )
+        self._require_agreed(split, stage, microbatch)
         return outputs
+
+    def _require_agreed(self, split: SplitStage, stage: int, microbatch: int) -> None:
+        """Raise where a gradient would be lost: the next stage sends back only what was agreed on."""
+        if self.instance.is_last(stage):
+            return
+        needs = self._boundary(stage + 1, self._number(stage, microbatch)).needs
+        for place, (required, agreed) in enumerate(zip(split.requires(microbatch), needs, strict=False)):
+            if required and not agreed:
+                raise EnvironmentFailedError(
+                    f"output {place} of stage {stage} needs a gradient in micro-batch {microbatch} and did "
+                    "not before step 1: let whether it does depend on the input's shape alone"
+                )
 
     def _output_gradients(
         self, stage: int, microbatch: int, received: list[torch.Tensor]
@@ -427,18 +537,6 @@ class RealStages:
         return sum(split.all_held_bytes() for split in own)
 
 
-@contextmanager
-def _undone(module: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Undo what a forward does to buffers and random state; yields the buffers as they were."""
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng():
-        yield before
-    with torch.no_grad():
-        for name, buffer in module.named_buffers():
-            if name in before:
-                buffer.copy_(before[name])
-
-
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
     return tuple(Shape(tuple(t.shape), t.dtype) for t in tensors)
 
@@ -447,11 +545,21 @@ def _has_shape(tensor: torch.Tensor, shape: Shape) -> bool:
     return tensor.shape == shape.size and tensor.dtype == shape.dtype
 
 
-def _signature(batch: MicroBatch) -> str:
-    """Equal for micro-batches of the same nesting, shapes and types."""
+def signature_of(batch: MicroBatch) -> str:
+    """Equal for micro-batches whose tensors have the same nesting, shapes and types.
+
+    Of constants among the inputs, which shapes may follow from, whole numbers and words count as well.
+    """
     inputs, inputs_spec = flatten(batch.inputs, "microbatches(): inputs")
     targets, targets_spec = flatten(batch.targets, "microbatches(): targets")
-    return repr((inputs_spec, _shapes(inputs), targets_spec, _shapes(targets)))
+    constants = [leaf.value for leaf in inputs_spec.leaves if leaf is not None]
+    discrete = [value for value in constants if not isinstance(value, float | complex)]
+    return repr((inputs_spec.nesting, discrete, _shapes(inputs), targets_spec.nesting, _shapes(targets)))
+
+
+def distinct_shapes(model: PipelineModel, steps: Iterable[int], count: int, seed: int) -> int:
+    """Of how many shapes the micro-batches of some steps are."""
+    return len({signature_of(batch) for step in steps for batch in step_data(model, step, count, seed)})
 
 
 def move(value: Any, device: torch.device) -> Any:

@@ -17,7 +17,8 @@ from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from zbsolve.runtime.values import tensors_in
 
 T = TypeVar("T")
 
@@ -75,8 +76,8 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # What comes out as a view or changed in place was there before.
-        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-        for tensor in _tensors(result):
+        given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
+        for tensor in tensors_in(result):
             if tensor.untyped_storage().data_ptr() not in given:
                 self._follow(tensor)
         return result
@@ -95,10 +96,6 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fresh.add(address)
         self._live += size
         self._peak = max(self._peak, self._live)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 class AllocatorPeak:

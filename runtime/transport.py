@@ -65,7 +65,7 @@ class Transport:
                 buffer = torch.empty(size, dtype=dtype, device=self.device)
             else:
                 buffer = self._pool.empty(size, dtype)
-            works.append(self._group.recv([_bytes_like(buffer)], peer, tag))
+            works.append(self._group.recv([wire_of(buffer)], peer, tag))
             buffers.append(buffer)
             tag += self._tagged
         return Incoming(works, buffers)
@@ -75,8 +75,8 @@ class Transport:
         tag = message * MAX_PARTS if self._tagged else 0
         started = []
         for tensor in tensors:
-            solid = tensor.contiguous()
-            started.append((self._group.send([_bytes_like(solid)], peer, tag), solid))
+            solid = solid_of(tensor)
+            started.append((self._group.send([wire_of(solid)], peer, tag), solid))
             tag += self._tagged
         self._sends[message] = started
 
@@ -93,8 +93,13 @@ class Transport:
             self._pool.trim()
 
 
-def _bytes_like(tensor: torch.Tensor) -> torch.Tensor:
-    # Not every backend knows bool; its bytes travel as well.
+def solid_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as its bytes should travel: in order, with a conjugate or negative carried out."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def wire_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A solid tensor's memory in a type that every backend knows: bools travel as bytes."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 

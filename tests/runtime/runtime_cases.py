@@ -479,15 +479,19 @@ def eight_linear() -> Model:
     return Model([layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())], rows=8)
 
 
+# With embedding and head an odd number of layers, and at least two blocks on each of three devices.
+BLOCKS = 7
+
+
 def llama_of_transformers() -> Any:
-    """transformers' own Llama of two blocks, with random weights."""
+    """transformers' own Llama of seven blocks, with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=BLOCKS,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=16,
@@ -496,14 +500,33 @@ def llama_of_transformers() -> Any:
     return LlamaForCausalLM(config)
 
 
+def mixtral_of_transformers(**settings: Any) -> Any:
+    """transformers' own Mixtral of seven blocks with four experts each, with random weights."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        num_local_experts=4,
+        tie_word_embeddings=False,
+        **settings,
+    )
+    return MixtralForCausalLM(config)
+
+
 def gpt2_of_transformers(tied: bool) -> Any:
-    """transformers' own GPT-2 of two blocks, with random weights, its head tied to the embedding or not."""
+    """transformers' own GPT-2 of seven blocks, with random weights, its head tied to the embedding or not."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         vocab_size=40,
         n_embd=16,
-        n_layer=2,
+        n_layer=BLOCKS,
         n_head=2,
         n_positions=16,
         resid_pdrop=0.0,
@@ -518,22 +541,37 @@ def tied_gpt2() -> Any:
     """That GPT-2 as a pipeline model, head and embedding one weight."""
     from zbsolve.runtime.adapters import causal_lm
 
-    generator = torch.Generator()
-    return causal_lm(
-        gpt2_of_transformers(True),
-        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
-    )
+    return causal_lm(gpt2_of_transformers(True), _rows_of_ids)
+
+
+def _rows_of_ids(step: int) -> torch.Tensor:
+    return torch.randint(0, 40, (6, 8), generator=torch.Generator().manual_seed(step))
 
 
 def small_llama() -> Any:
     """That Llama as a pipeline model."""
     from zbsolve.runtime.adapters import causal_lm
 
-    generator = torch.Generator()
-    return causal_lm(
-        llama_of_transformers(),
-        lambda step: torch.randint(0, 40, (6, 8), generator=generator.manual_seed(step)),
-    )
+    return causal_lm(llama_of_transformers(), _rows_of_ids)
+
+
+def small_mixtral() -> Any:
+    """That Mixtral as a pipeline model."""
+    from zbsolve.runtime.adapters import causal_lm
+
+    return causal_lm(mixtral_of_transformers(), _rows_of_ids)
+
+
+def small_sequential() -> Any:
+    """An nn.Sequential of nine layers as a pipeline model."""
+    from zbsolve.runtime.adapters import sequential
+
+    def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(6, 4, generator=generator), torch.randn(6, 4, generator=generator)
+
+    layers = [layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.Tanh())]
+    return sequential(nn.Sequential(*layers, nn.Linear(4, 4)), nn.functional.mse_loss, batch)
 
 
 def padded_llama() -> Any:

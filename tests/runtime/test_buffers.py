@@ -13,6 +13,7 @@ from torch import nn
 from zbsolve.runtime.api import RunOptions, run_plan
 from zbsolve.runtime.buffers import BufferPool
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
+from zbsolve.runtime.values import TENSOR
 
 SIZE = 6 * 10 * 4  # bytes of the inputs below
 both = pytest.mark.parametrize("mechanism", ["deferred", "generic"])
@@ -71,7 +72,7 @@ def test_a_stage_that_saves_its_input(mechanism: Mechanism) -> None:
     """The input of a Linear is held until W, whose gradient is right although buffers come and go."""
     pool = BufferPool(pooled_from=1)
     stage = SplitStage(KeepsInput(), 0, mechanism)
-    stage.forward(0, 0, [filled(pool, 1.0)], [True], "tensor")
+    stage.forward(0, 0, [filled(pool, 1.0)], [True], TENSOR)
     filled(pool, 7.0)  # written over at once where it was free
     assert pool.idle_bytes == SIZE
     dy = filled(pool, 2.0)
@@ -92,7 +93,7 @@ def test_a_stage_that_returns_a_view_of_its_input(mechanism: Mechanism) -> None:
     """The buffer is held as long as the view, which another stage or a send may have."""
     pool = BufferPool(pooled_from=1)
     stage = SplitStage(ViewsInput(), 0, mechanism)
-    (out,), _ = stage.forward(0, 0, [filled(pool, 1.0)], [True], "tensor")
+    (out,), _ = stage.forward(0, 0, [filled(pool, 1.0)], [True], TENSOR)
     stage.backward_input(0, [torch.ones_like(out)])
     stage.backward_weight(0)
     filled(pool, 7.0)

@@ -17,6 +17,7 @@ from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_p
 from zbsolve.runtime.outcome import Outcome
 from zbsolve.runtime.profiler import build_instance
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
+from zbsolve.runtime.values import TENSOR
 from zbsolve.trace import Event, Step, Trace
 
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_recomputes(mechanism: Mechanism, in_b: int, in_w: int) -> 
     """A checkpointed block of 3 Linears runs again in B, and once a Linear in W by the generic split."""
     block = CountedBlock()
     stage = SplitStage(block, 0, mechanism)
-    (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [True], "tensor")
+    (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [True], TENSOR)
     assert block.calls == 1
     stage.backward_input(0, [torch.ones_like(out)])
     assert block.calls == 1 + in_b

@@ -18,7 +18,7 @@ from zbsolve.runtime.models import GPT, StageLayers
 from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.transients import LiveTensors
-from zbsolve.runtime.values import flatten
+from zbsolve.runtime.values import TENSOR, flatten, unflatten
 
 MECHANISMS: tuple[Mechanism, ...] = ("deferred", "generic")
 both = pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -175,7 +175,7 @@ def test_weight_used_twice(mechanism: Mechanism, fused: bool) -> None:
     # dX = (w w 1)^T = w [0.2, 1.0] = [.08 - .2, .14 + .3] = [-.12, .44].
     stage = SplitStage(Twice(), 0, mechanism)
     (out,), _ = stage.forward(
-        0, 0, [torch.tensor([[1.1, -0.7]])], [True], "tensor", lambda value: value.sum(), fused=fused
+        0, 0, [torch.tensor([[1.1, -0.7]])], [True], TENSOR, lambda value: value.sum(), fused=fused
     )
     dx = (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
     if not fused:
@@ -216,7 +216,7 @@ def test_custom_function_with_two_outputs(mechanism: Mechanism, fused: bool) -> 
     """Outputs (x w1, x w2), loss (a + 10 b).sum(), x = [1, 2]: dw1 = [1, 2], dw2 = [10, 20]."""
     stage = SplitStage(TwoOutputs(), 0, mechanism)
     (out,), _ = stage.forward(
-        0, 0, [torch.tensor([1.0, 2.0])], [True], "tensor", lambda v: (v[0] + 10 * v[1]).sum(), fused=fused
+        0, 0, [torch.tensor([1.0, 2.0])], [True], TENSOR, lambda v: (v[0] + 10 * v[1]).sum(), fused=fused
     )
     dx = (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
     if not fused:
@@ -309,7 +309,7 @@ def test_dropout_follows_its_seed(mechanism: Mechanism) -> None:
     """The mask depends on the seed alone: F in another order draws the same numbers."""
     stage = SplitStage(nn.Dropout(0.5), 0, mechanism)
     x = torch.ones(100)
-    drawn = [stage.forward(j, seed, [x], [False], "tensor")[0][0] for j, seed in enumerate((3, 4, 3))]
+    drawn = [stage.forward(j, seed, [x], [False], TENSOR)[0][0] for j, seed in enumerate((3, 4, 3))]
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[0], drawn[1])
 
@@ -438,7 +438,7 @@ def test_first_stage_splits_its_backward(mechanism: Mechanism) -> None:
     # All of Linear, tanh, Linear is in W under the deferred split; the generic one gives B the deepest
     # parameter (the first weight) to differentiate to, and W the other three.
     stage = SplitStage(nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), 0, mechanism)
-    (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [False], "tensor")
+    (out,), _ = stage.forward(0, 0, [torch.randn(4, 6)], [False], TENSOR)
     stage.backward_input(0, [torch.ones_like(out)])
     record = stage._passes[0]
     assert all(p.grad is None for p in stage.parameters)
@@ -459,7 +459,7 @@ def test_memory_is_counted_and_freed(mechanism: Mechanism) -> None:
     stage.accounting = True
     x = torch.randn(10, 100)
     gone = weakref.ref(x)
-    stage.forward(0, 0, [x], [True], "tensor")
+    stage.forward(0, 0, [x], [True], TENSOR)
     assert stage.held_bytes(0) == 4000
     dy = torch.randn(10, 50)
     stage.backward_input(0, [dy])
@@ -499,7 +499,7 @@ def test_nothing_is_left_of_a_microbatch(
     try:
         for _ in range(3):
             with watch.op([]):
-                (out,), _ = stage.forward(0, 0, [x], [not first], "tensor", fused=fused)
+                (out,), _ = stage.forward(0, 0, [x], [not first], TENSOR, fused=fused)
                 (stage.backward_fused if fused else stage.backward_input)(0, [torch.ones_like(out)])
                 if not fused:
                     stage.backward_weight(0)
@@ -518,7 +518,7 @@ def test_generic_split_of_a_transformer_block_grows_in_b() -> None:
         model = GPT(width=64, blocks=1, heads=2, context=32)
         stage = SplitStage(model.layers[1], 0, mechanism)
         stage.accounting = True
-        (out,), _ = stage.forward(0, 0, [torch.randn(2, 32, 64)], [True], "tensor")
+        (out,), _ = stage.forward(0, 0, [torch.randn(2, 32, 64)], [True], TENSOR)
         after_f = stage.held_bytes(0)
         stage.backward_input(0, [torch.randn_like(out)])
         held[mechanism] = stage.held_bytes(0) / after_f
@@ -541,6 +541,8 @@ def test_refusals_name_the_place() -> None:
 
 
 def test_value_of_another_kind_is_refused() -> None:
-    """A Python number between layers is refused with its place."""
-    with pytest.raises(InputError, match=r"output\[1\] is a bool"):
-        flatten((torch.ones(1), True), "output")
+    """An object of an unknown kind between layers is refused with its place, numbers and words pass."""
+    with pytest.raises(InputError, match=r"output\[1\]\['a'\] is a object"):
+        flatten((torch.ones(1), {"a": object()}), "output")
+    value = (torch.ones(1), True, 0.5, "word", None)
+    assert unflatten(*flatten(value, "output")) == value

@@ -11,6 +11,7 @@ from torch import nn
 from zbsolve.runtime.profiler import peaks
 from zbsolve.runtime.split_backward import Mechanism, SplitStage
 from zbsolve.runtime.transients import LiveTensors, measure_rise
+from zbsolve.runtime.values import TENSOR
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ def rises(module: nn.Module, x: torch.Tensor, mechanism: Mechanism) -> dict[str,
 
     def forward(fused: bool) -> torch.Tensor:
         (outputs, _), found["F"] = measure_rise(
-            stage, 0, [x], watch, lambda: stage.forward(0, 0, [x], [True], "tensor", fused=fused)
+            stage, 0, [x], watch, lambda: stage.forward(0, 0, [x], [True], TENSOR, fused=fused)
         )
         return torch.ones_like(outputs[0])
 
