@@ -109,7 +109,7 @@ def to_arrays(instance: Instance) -> Arrays:
 
 
 def flat(arrays: Arrays) -> Arrays:
-    """The same with (S, 4) as (4 S,), (p, v) as (p v,): index ``4 * stage + kind``, ``v * device + chunk``."""
+    """The same in one dimension: index ``4 * stage + kind``, and ``device * most chunks + chunk``."""
     return Arrays._make(field.ravel() if isinstance(field, np.ndarray) else field for field in arrays)
 
 
