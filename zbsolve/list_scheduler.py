@@ -13,6 +13,7 @@ The core, :func:`run_policy`, is written for numba and also runs as plain Python
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -419,6 +420,7 @@ class ListScheduler:
         self._scratch = Scratch._make(self._plain(array) for array in scratch)
         self._out, self._lengths = map(self._plain, out)
         self._arrays = flat(self.arrays) if compiled else listed(self.arrays)
+        self._costs = math.inf, math.inf
         self.keep()
 
     def _plain(self, array: NDArray[Any]) -> Any:
@@ -430,7 +432,7 @@ class ListScheduler:
 
         Infinite when the policy cannot run within memory.
         """
-        return self._run(
+        self._costs = self._run(
             self._arrays,
             self._plain(policy.limit),
             self._plain(policy.backlog),
@@ -442,6 +444,7 @@ class ListScheduler:
             self._out,
             self._lengths,
         )
+        return self._costs
 
     @property
     def codes(self) -> IntArray:
@@ -458,9 +461,10 @@ class ListScheduler:
         return decode(self.codes, self.lengths)
 
     def keep(self) -> None:
-        """Remember the orders of the last run as the best."""
-        self._best = self.codes, self.lengths
+        """Remember the last run as the best: its orders, coded, and its (makespan, span)."""
+        self.best_codes = self.codes, self.lengths
+        self.best_costs = self._costs
 
     def best_orders(self) -> tuple[tuple[Task, ...], ...]:
         """Device orders of the last run that was kept."""
-        return decode(*self._best)
+        return decode(*self.best_codes)

@@ -18,14 +18,16 @@ from typing import Literal
 from zbsolve import __version__
 from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.base import is_linear
+from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.extended import LocalMoves, candidates, neighbours, without_options
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW, B, Task, W
-from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
+from zbsolve.heuristics import PATIENCES, PolicyRace, Refinement, affordable_patiences, automatic
 from zbsolve.instance import Instance
-from zbsolve.list_scheduler import ListScheduler, serial_orders
+from zbsolve.list_scheduler import ListScheduler, encode, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
 from zbsolve.plan import (
@@ -53,6 +55,8 @@ Objective = Literal["makespan", "span"]
 # Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
 CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
+# Tasks that the first plan's refinement runs through policies: about a second of plain Python.
+REFINEMENT_TASKS = 120_000
 # Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
 LAGS_MOST_HELD = 3
 LAGS_SHARE = 0.2
@@ -230,8 +234,8 @@ def solve(
         if warm_start is not None:
             renamed = warm_start if is_extended(instance) else canonical(instance, warm_start)
             search.offer(renamed, "warm start")
-        search.prove(best_bound(instance, objective))
         if is_extended(instance):
+            search.prove(best_bound(instance, objective))
             _solve_extended(search, solver)
         else:
             _construct(search)
@@ -292,17 +296,49 @@ def _certified(
 
 
 def _construct(search: _Search) -> None:
-    """Baselines, the automatic heuristic, else the serial order: always run, and always the same."""
-    instance = search.instance
-    # The likely best first: what comes after need not be checked when it is no better.
-    for name, orders in reversed(list(_fitting_baselines(instance))):
+    """The catalogue, our heuristics, else the serial order: always run, and always the same.
+
+    The first plan comes before the bounds: those of a large instance take longer.
+    """
+    bounded = False
+    for name, orders in _constructions(search):
         search.offer(orders, name)
-    if search.done:
-        return
+        if search.schedule is not None and not bounded:
+            search.prove(best_bound(search.instance, search.objective))
+            bounded = True
+        if search.done:
+            return
+
+
+def _constructions(search: _Search) -> Iterator[tuple[str, Orders]]:
+    """Orders by name, the likely best first: what comes after often need not be checked."""
+    instance, objective = search.instance, search.objective
+    refinement = Refinement(instance, objective)
+    if is_linear(instance):
+        greedy = min(greedy_candidates(instance), key=lambda found: found.cost(objective), default=None)
+        if greedy is not None:
+            yield "greedy", greedy.orders
+            refinement.take(*encode(greedy.orders), greedy.cost(objective))
+        yield from _heuristics(search, refinement)
+        yield from _fitting_baselines(instance)
+    else:
+        yield from _fitting_baselines(instance)
+        yield from _heuristics(search, refinement)
+    yield "serial", serial_orders(instance)
+
+
+def _heuristics(search: _Search, refinement: Refinement) -> Iterator[tuple[str, Orders]]:
+    """The automatic heuristic's best, and that of its refinement."""
+    instance, objective = search.instance, search.objective
     scheduler = ListScheduler(instance)
-    if math.isfinite(automatic(scheduler, search.objective, affordable_patiences(instance))):
-        search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
-    search.offer(serial_orders(instance), "serial")
+    cost = automatic(scheduler, objective, affordable_patiences(instance))
+    if cost < math.inf:
+        refinement.take(*scheduler.best_codes, cost)
+        yield "heuristic", canonical(instance, refinement.orders())
+    most = REFINEMENT_TASKS // instance.num_tasks
+    late = search.left <= 0 and not search.deterministic
+    if not search.done and not late and refinement.run(scheduler, most, search.bound.value):
+        yield "heuristic", canonical(instance, refinement.orders())
 
 
 def _solve_extended(search: _Search, solver: str) -> None:
@@ -343,9 +379,12 @@ def _solve_extended(search: _Search, solver: str) -> None:
 
 def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
     """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
-    for name, baseline in BASELINES.items():
-        if baseline.automatic:
-            continue  # the heuristic itself runs under the instance's own cap
+    m = instance.num_microbatches
+    groups = [f"interleaved:{n}" for n in range(instance.num_devices + 1, m) if m % n == 0]
+    for name in (*reversed(BASELINES), *groups):
+        baseline = BASELINES[name]
+        if baseline.automatic and is_linear(instance) and _same_caps(instance, name.removeprefix("zb-")):
+            continue  # the greedy construction has run under the instance's own cap
         try:
             timed_on, orders = baseline.prepared(instance)
         except InputError:
@@ -354,6 +393,12 @@ def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
             continue  # another model than the one to solve
         ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
         yield (name if ours == orders else f"{name}, backward split"), ours
+
+
+def _same_caps(instance: Instance, cap: str) -> bool:
+    """Whether a named cap is the instance's own."""
+    named = instance.with_memory_cap(cap)
+    return all(named.cap(d) == instance.cap(d) for d in range(instance.num_devices))
 
 
 def split_where_needed(instance: Instance, order: tuple[Task, ...]) -> Iterator[Task]:

@@ -19,7 +19,7 @@ class StuckError(Exception):
 
 
 class Construction(ABC):
-    """One run: orders, clocks, idle times since the first task, memory, pending W's of each device.
+    """One run: orders, first starts, clocks, idle times since then, memory, pending W's of each device.
 
     ``room`` is the activation memory of each device.
     """
@@ -29,6 +29,7 @@ class Construction(ABC):
         self.p, self.m = instance.num_devices, instance.num_microbatches
         self.room = room
         self.orders: list[list[Task]] = [[] for _ in range(self.p)]
+        self.first = [0.0] * self.p  # start of the first task
         self.clock = [0.0] * self.p
         self.idle = [0.0] * self.p
         self.level = [0.0] * self.p
@@ -69,6 +70,8 @@ class Construction(ABC):
             self.done[kind, stage] += 1
         if self.orders[device]:
             self.idle[device] += start - self.clock[device]
+        else:
+            self.first[device] = start
         self.level[device] += change.net
         self.clock[device] = end = start + self.length[kind, stage]
         self._ends[kind, stage].append(end)
