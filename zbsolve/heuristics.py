@@ -126,7 +126,7 @@ def automatic(scheduler: ListScheduler, objective: str, patiences: int) -> float
 
 
 # (patience_f, patience_w) of policies whose F's and backwards are good beside other W's than their own, and
-# patiences with which these then fill the gaps; on published cells and random instances most often best first.
+# patiences with which these then fill the gaps; best on most published cells and random instances first.
 BACKBONES = (
     (0.1, 1.0),
     (0.5, 1.0),
