@@ -143,7 +143,7 @@ class Row:
     one_f_one_b, one_f_one_b_reason
         Cost of 1F1B on the instance; None with the reason where it does not apply or fit the cap.
     heuristic : float
-        Cost of the constructive heuristics alone (baselines that fit, and the automatic heuristic).
+        Cost of the first plan: baselines that fit, and the heuristics, without search or exact model.
     contradictions : tuple of str
         Sentences about pairs of cost and bound that cannot both be right.
     """
@@ -287,6 +287,7 @@ def run_cases(
     date: str,
     command: str = "zbsolve bench",
     seed: int = 0,
+    solver: str = "auto",
     versus_plain: bool = False,
     on_start: Callable[[int, Case], None] | None = None,
     on_progress: Callable[[Case, Progress], None] | None = None,
@@ -310,12 +311,18 @@ def run_cases(
 
             began = time.monotonic()
             result = solve(
-                case.instance, objective=case.objective, time_limit=time_limit, seed=seed, progress=hear
+                case.instance,
+                objective=case.objective,
+                solver=solver,
+                time_limit=time_limit,
+                seed=seed,
+                progress=hear,
             )
             seconds = time.monotonic() - began
             if result.interrupted:
                 raise KeyboardInterrupt
-            row = _make_row(case, known, result.plan, seconds, time_limit if versus_plain else None, seed)
+            plain_limit = time_limit if versus_plain else None
+            row = _make_row(case, known, result.plan, seconds, solver, plain_limit, seed)
             report.rows.append(row)
             if on_row is not None:
                 on_row(report, row, result.plan)
@@ -325,14 +332,23 @@ def run_cases(
 
 
 def _make_row(
-    case: Case, known: Known, plan: Plan, seconds: float, plain_limit: float | None, seed: int
+    case: Case,
+    known: Known,
+    plan: Plan,
+    seconds: float,
+    solver: str,
+    plain_limit: float | None,
+    seed: int,
 ) -> Row:
     instance, objective = case.instance, case.objective
     published = known.published(instance, objective)
     reference, reason = one_f_one_b_cost(instance, objective)
-    heuristic = solve(instance, objective=objective, solver="heuristic", seed=seed)
-    if heuristic.interrupted:
-        raise KeyboardInterrupt
+    heuristic = plan.cost
+    if solver != "heuristic":
+        alone = solve(instance, objective=objective, solver="heuristic", seed=seed)
+        if alone.interrupted:
+            raise KeyboardInterrupt
+        heuristic = alone.plan.cost
     plain = () if plain_limit is None else tuple(run_plain(instance, objective, plain_limit, seed))
     extra = []
     for run in plain:
@@ -358,7 +374,7 @@ def _make_row(
         published_schedule=None if published is None else published.schedule,
         one_f_one_b=reference,
         one_f_one_b_reason=reason,
-        heuristic=heuristic.plan.cost,
+        heuristic=heuristic,
         plain=plain,
         contradictions=tuple(contradictions(known, plan, tuple(extra))),
     )

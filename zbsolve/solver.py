@@ -381,7 +381,8 @@ def _fitting_baselines(instance: Instance) -> Iterator[tuple[str, Orders]]:
     """Baselines that apply, as orders of this very instance (BW taken apart where it has no t_bw)."""
     m = instance.num_microbatches
     groups = [f"interleaved:{n}" for n in range(instance.num_devices + 1, m) if m % n == 0]
-    for name in (*reversed(BASELINES), *groups):
+    # The automatic ones last: on other placements than the linear one they take longest.
+    for name in sorted((*reversed(BASELINES), *groups), key=lambda name: BASELINES[name].automatic):
         baseline = BASELINES[name]
         if baseline.automatic and is_linear(instance) and _same_caps(instance, name.removeprefix("zb-")):
             continue  # the greedy construction has run under the instance's own cap
