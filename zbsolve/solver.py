@@ -315,10 +315,10 @@ def _constructions(search: _Search) -> Iterator[tuple[str, Orders]]:
     instance, objective = search.instance, search.objective
     refinement = Refinement(instance, objective)
     if is_linear(instance):
-        greedy = min(greedy_candidates(instance), key=lambda found: found.cost(objective), default=None)
+        greedy = min(greedy_candidates(instance), key=lambda found: found.costs(objective), default=None)
         if greedy is not None:
             yield "greedy", greedy.orders
-            refinement.take(*encode(greedy.orders), greedy.cost(objective))
+            refinement.take(*encode(greedy.orders), greedy.costs(objective)[0])
         yield from _heuristics(search, refinement)
         yield from _fitting_baselines(instance)
     else:
@@ -334,6 +334,10 @@ def _heuristics(search: _Search, refinement: Refinement) -> Iterator[tuple[str, 
     cost = automatic(scheduler, objective, affordable_patiences(instance))
     if cost < math.inf:
         refinement.take(*scheduler.best_codes, cost)
+        if objective == "span" or refinement.cost == cost:
+            # Least span may fall more than that of earliest starts: other W's do not always stay ahead.
+            yield "heuristic", canonical(instance, scheduler.best_orders())
+    if refinement.cost < search.cost:
         yield "heuristic", canonical(instance, refinement.orders())
     most = REFINEMENT_TASKS // instance.num_tasks
     late = search.left <= 0 and not search.deterministic

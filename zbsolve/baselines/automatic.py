@@ -24,7 +24,7 @@ def orders_at(cap: str, instance: Instance) -> DeviceOrders:
     if instance.replicas > 1:
         raise InputError(f"zb-{cap} plans one replica: the instance has {instance.replicas}")
     capped = instance.with_memory_cap(cap)
-    best = min(_candidates(capped), key=lambda greedy: (greedy.span, greedy.makespan), default=None)
+    best = min(_candidates(capped), key=lambda found: found.costs("span"), default=None)
     if best is None:
         raise InputError(
             f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"

@@ -109,9 +109,9 @@ class Greedy(NamedTuple):
     makespan: float
     span: float
 
-    def cost(self, objective: str) -> float:
-        """``makespan`` or ``span``, by name."""
-        return self.span if objective == "span" else self.makespan
+    def costs(self, objective: str) -> tuple[float, float]:
+        """The cost by name, makespan or span, and the other, to choose by."""
+        return (self.span, self.makespan) if objective == "span" else (self.makespan, self.span)
 
 
 def greedy_candidates(instance: Instance) -> Iterator[Greedy]:
