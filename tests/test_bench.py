@@ -395,6 +395,15 @@ def test_ctrl_c_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Interrupted after 1 of 3 rows." in markdown_section(report, "tests")
 
 
+def test_the_first_plan_alone() -> None:
+    """``solver="heuristic"``: nothing later improves what the row's own column of heuristics says."""
+    instance = equal_stages(4, 9, 2.0, 3.0, 1.0, 0.7, memory_cap=3.0)
+    cases = [Case("tests", instance, "makespan")]
+    (only,) = run_cases(cases, EMPTY, time_limit=5, date="d", solver="heuristic").rows
+    first = solve(instance, solver="heuristic").plan
+    assert (only.cost, only.heuristic, only.found_by) == (first.cost, first.cost, first.solver.name)
+
+
 def test_plain_models_run_or_say_why_not() -> None:
     """All three prove 10 on the small instance; 16 stages and 64 micro-batches are too many for a MILP."""
     runs = list(run_plain(SMALL, "makespan", 10.0, 0))

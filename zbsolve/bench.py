@@ -158,7 +158,7 @@ class Row:
     one_f_one_b, one_f_one_b_reason
         Cost of 1F1B on the instance; None with the reason where it does not apply or fit the cap.
     heuristic : float
-        Cost of the constructive heuristics alone (baselines that fit, and the automatic heuristic).
+        Cost of the first plan: baselines that fit, and the heuristics, without search or exact model.
     time_limit : float
         Seconds that the solve was given; ``seconds`` is what it took.
     contradictions : tuple of str
@@ -317,6 +317,7 @@ def run_cases(
     date: str,
     command: str = "zbsolve bench",
     seed: int = 0,
+    solver: str = "auto",
     versus_plain: bool = False,
     on_start: Callable[[int, Case], None] | None = None,
     on_progress: Callable[[Case, Progress], None] | None = None,
@@ -340,12 +341,17 @@ def run_cases(
 
             began = time.monotonic()
             result = solve(
-                case.instance, objective=case.objective, time_limit=time_limit, seed=seed, progress=hear
+                case.instance,
+                objective=case.objective,
+                solver=solver,
+                time_limit=time_limit,
+                seed=seed,
+                progress=hear,
             )
             seconds = time.monotonic() - began
             if result.interrupted:
                 raise KeyboardInterrupt
-            row = _make_row(case, known, result.plan, seconds, time_limit, versus_plain, seed)
+            row = _make_row(case, known, result.plan, seconds, solver, time_limit, versus_plain, seed)
             report.rows.append(row)
             if on_row is not None:
                 on_row(report, row, result.plan)
@@ -359,6 +365,7 @@ def _make_row(
     known: Known,
     plan: Plan,
     seconds: float,
+    solver: str,
     time_limit: float,
     versus_plain: bool,
     seed: int,
@@ -366,9 +373,12 @@ def _make_row(
     instance, objective = case.instance, case.objective
     published = known.published(instance, objective)
     reference, reason = one_f_one_b_cost(instance, objective)
-    heuristic = solve(instance, objective=objective, solver="heuristic", seed=seed)
-    if heuristic.interrupted:
-        raise KeyboardInterrupt
+    heuristic = plan.cost
+    if solver != "heuristic":
+        alone = solve(instance, objective=objective, solver="heuristic", seed=seed)
+        if alone.interrupted:
+            raise KeyboardInterrupt
+        heuristic = alone.plan.cost
     plain = tuple(run_plain(instance, objective, time_limit, seed)) if versus_plain else ()
     extra = []
     for run in plain:
@@ -394,7 +404,7 @@ def _make_row(
         published_schedule=None if published is None else published.schedule,
         one_f_one_b=reference,
         one_f_one_b_reason=reason,
-        heuristic=heuristic.plan.cost,
+        heuristic=heuristic,
         plain=plain,
         contradictions=tuple(contradictions(known, plan, tuple(extra))),
         time_limit=time_limit,

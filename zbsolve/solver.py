@@ -18,20 +18,22 @@ from typing import Literal
 from zbsolve import __version__
 from zbsolve.backbone_search import BackboneSearch
 from zbsolve.baselines import BASELINES
-from zbsolve.baselines.base import orders_for
+from zbsolve.baselines.base import is_linear, orders_for
+from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.bounds import Bound, best_bound, window_bounds
 from zbsolve.budget import Budget, collector_paused
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.extended import candidates, neighbours, without_options
-from zbsolve.extended_arrays import decode, encode
+from zbsolve.extended_arrays import decode as decode_extended
+from zbsolve.extended_arrays import encode as encode_extended
 from zbsolve.extended_scheduler import ExtendedPolicySearch
 from zbsolve.extended_search import ExtendedOrderSearch
 from zbsolve.formulation import FormulationResult, Orders, Status, canonical
 from zbsolve.graph import BW
-from zbsolve.heuristics import PATIENCES, PolicyRace, affordable_patiences, automatic
+from zbsolve.heuristics import PATIENCES, PolicyRace, Refinement, affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.less_memory import most_messages_in_flight, under_tighter_caps, with_later_forwards
-from zbsolve.list_scheduler import ListScheduler, machine_code_is_ready, plain_seconds, serial_orders
+from zbsolve.list_scheduler import ListScheduler, encode, machine_code_is_ready, plain_seconds, serial_orders
 from zbsolve.local_search import OrderSearch
 from zbsolve.memory import NO_PAIRS, Pairs, peak_memory, require_feasible, shortage
 from zbsolve.plan import Plan, Proof, ProvenLag, ShavedTime, SolverInfo, make_plan, peaks_of, relative_gap
@@ -53,6 +55,8 @@ LIMIT_KEPT_TASKS = 65_536
 # heuristics always run.
 BOUNDS_SHARE = 0.3
 GRACE_SECONDS = 0.5
+# About what all variants of the greedy construction take in plain Python (measured).
+GREEDY_SECONDS_A_TASK = 2e-5
 # What it takes to time and judge orders, a task (makespan, span; measured); and to make the plan of a
 # schedule, as a multiple of judging it. Offers of a running search are this many times their own cost apart.
 OFFER_SECONDS_A_TASK = {"makespan": 1.5e-5, "span": 3e-5}
@@ -61,6 +65,8 @@ OFFERS_APART = 4.0
 # Above these sizes a formulation spends the limit on building its model (measured with 2 cores).
 CPSAT_MOST_TASKS = 8_000
 MILP_MOST_TASKS = 400
+# Tasks that the first plan's refinement runs through policies: about a second of plain Python.
+REFINEMENT_TASKS = 120_000
 # Lags over more micro-batches than this are problems that CP-SAT does not close in seconds.
 LAGS_MOST_HELD = 3
 LAGS_SHARE = 0.2
@@ -310,8 +316,8 @@ def solve(
         if warm_start is not None:
             renamed = warm_start if is_extended(instance) else canonical(instance, warm_start)
             search.offer(renamed, "warm start")
-        search.prove(best_bound(instance, objective, search.budget.part(BOUNDS_SHARE * time_limit).over))
         if is_extended(instance):
+            _bound(search)
             _solve_extended(search, solver)
         else:
             _construct(search)
@@ -429,12 +435,65 @@ def _lighten(search: _Search) -> None:
 
 
 def _construct(search: _Search) -> None:
-    """Baselines, the automatic heuristic, else the serial order: as many as the time allows, one at least."""
-    instance = search.instance
-    for name, orders in _fitting_baselines(instance, search):
+    """The catalogue, our heuristics, else the serial order: as many as the time allows, one at least.
+
+    The first two come before the bounds: those of a large instance take longer.
+    """
+    bounded = False
+    for number, (name, orders) in enumerate(_constructions(search), start=1):
         search.offer(orders, name)
-    if search.done:
+        if search.schedule is not None and number > 1 and not bounded:
+            _bound(search)
+            bounded = True
+        if search.done:
+            return
+    if not bounded:
+        _bound(search)
+
+
+def _bound(search: _Search) -> None:
+    """The combinatorial bounds, the cheap ones alone where time is short."""
+    enough = search.budget.part(BOUNDS_SHARE * search.time_limit).over
+    search.prove(best_bound(search.instance, search.objective, enough))
+
+
+def _constructions(search: _Search) -> Iterator[tuple[str, Orders]]:
+    """Orders by name, the likely best first: what comes after often need not be checked.
+
+    Those that the search has no time for are left out, but for the first.
+    """
+    instance, objective = search.instance, search.objective
+    refinement = Refinement(instance, objective)
+    if is_linear(instance):
+        yield from _greedy(search, refinement)
+        yield from _heuristics(search, refinement)
+        yield from _fitting_baselines(instance, search)
+    else:
+        yield from _fitting_baselines(instance, search)
+        yield from _heuristics(search, refinement)
+    if search.quick(0.0):
+        yield "serial", serial_orders(instance)
+
+
+def _greedy(search: _Search, refinement: Refinement) -> Iterator[tuple[str, Orders]]:
+    """The greedy construction under the instance's own cap, and then with other W's."""
+    instance = search.instance
+    seconds = GREEDY_SECONDS_A_TASK * instance.num_tasks
+    if not search.quick(seconds):
         return
+    with collector_paused():
+        greedy = min(
+            greedy_candidates(instance), key=lambda found: found.costs(search.objective), default=None
+        )
+    search.budget.charge(seconds)
+    if greedy is not None:
+        yield "greedy", greedy.orders
+        refinement.take(*encode(greedy.orders), greedy.costs(search.objective)[0])
+
+
+def _heuristics(search: _Search, refinement: Refinement) -> Iterator[tuple[str, Orders]]:
+    """The automatic heuristic's best, and that of its refinement."""
+    instance, objective = search.instance, search.objective
     patiences = affordable_patiences(instance)
     compiled = _in_machine_code(search, patiences)
     scheduler = ListScheduler(instance, compiled=compiled)
@@ -444,12 +503,19 @@ def _construct(search: _Search) -> None:
         search.budget.charge(seconds)
         return not search.quick(seconds)
 
-    if search.budget.affords(seconds - GRACE_SECONDS) and math.isfinite(
-        automatic(scheduler, search.objective, patiences, enough)
-    ):
-        search.offer(canonical(instance, scheduler.best_orders()), "heuristic")
-    if search.quick(0.0):
-        search.offer(serial_orders(instance), "serial")
+    cost = math.inf
+    if search.budget.affords(seconds - GRACE_SECONDS):
+        cost = automatic(scheduler, objective, patiences, enough)
+    if cost < math.inf:
+        refinement.take(*scheduler.best_codes, cost)
+        if objective == "span" or refinement.cost == cost:
+            # Least span may fall more than that of earliest starts: other W's do not always stay ahead.
+            yield "heuristic", canonical(instance, scheduler.best_orders())
+    if refinement.cost < search.cost:
+        yield "heuristic", canonical(instance, refinement.orders())
+    most = REFINEMENT_TASKS // instance.num_tasks
+    if not search.done and refinement.run(scheduler, most, search.bound.value, enough):
+        yield "heuristic", canonical(instance, refinement.orders())
 
 
 def _policy_seconds(instance: Instance, compiled: bool) -> float:
@@ -612,7 +678,9 @@ def _run_cpsat_extended(search: _Search, share: float) -> None:
     if limit <= 0:
         return
     assert search.schedule is not None  # the serial orders fit wherever require_feasible passed
-    in_order = decode(*encode(search.instance, search.schedule.orders, search.schedule.pairs))
+    in_order = decode_extended(
+        *encode_extended(search.instance, search.schedule.orders, search.schedule.pairs)
+    )
     result = solve_extended(
         search.instance,
         search.objective,
@@ -635,10 +703,16 @@ def _fitting_baselines(instance: Instance, search: _Search) -> Iterator[tuple[st
     The likely best first: what comes after need not be checked when it is no better. Those that the search
     has no time for are left out.
     """
-    for name, baseline in reversed(BASELINES.items()):
+    m = instance.num_microbatches
+    groups = [f"interleaved:{n}" for n in range(instance.num_devices + 1, m) if m % n == 0]
+    # The automatic ones last: on other placements than the linear one they take longest.
+    for name in sorted((*reversed(BASELINES), *groups), key=lambda name: BASELINES[name].automatic):
+        baseline = BASELINES[name]
+        if baseline.automatic and is_linear(instance) and _same_caps(instance, name.removeprefix("zb-")):
+            continue  # the greedy construction has run under the instance's own cap
         seconds = baseline.seconds_a_task * instance.num_tasks
-        if baseline.automatic or not search.quick(seconds):
-            continue  # the heuristic itself runs under the instance's own cap
+        if not search.quick(seconds):
+            continue
         try:
             with collector_paused():
                 timed_on, orders = baseline.prepared(instance)
@@ -649,6 +723,12 @@ def _fitting_baselines(instance: Instance, search: _Search) -> Iterator[tuple[st
         if ours is None or (timed_on.recomputes and not instance.recomputes):
             continue  # another model than the one to solve
         yield (name if ours == orders else f"{name}, backward split"), ours
+
+
+def _same_caps(instance: Instance, cap: str) -> bool:
+    """Whether a named cap is the instance's own."""
+    named = instance.with_memory_cap(cap)
+    return all(named.cap(d) == instance.cap(d) for d in range(instance.num_devices))
 
 
 def _prove_lags(search: _Search) -> None:

@@ -11,14 +11,12 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from zbsolve.baselines.base import Baseline, DeviceOrders
-from zbsolve.baselines.greedy import greedy_candidates
+from zbsolve.baselines.base import Baseline, DeviceOrders, is_linear
+from zbsolve.baselines.greedy import Greedy, greedy_candidates
 from zbsolve.errors import InputError
 from zbsolve.heuristics import affordable_patiences, automatic
 from zbsolve.instance import Instance
 from zbsolve.list_scheduler import ListScheduler
-from zbsolve.simulator import simulate
-from zbsolve.tolerances import memory_room
 
 
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:
@@ -26,30 +24,24 @@ def orders_at(cap: str, instance: Instance) -> DeviceOrders:
     if instance.replicas > 1:
         raise InputError(f"zb-{cap} plans one replica: the instance has {instance.replicas}")
     capped = instance.with_memory_cap(cap)
-
-    def costs(orders: DeviceOrders) -> tuple[float, float]:
-        schedule = simulate(instance, orders)
-        return schedule.span, schedule.makespan
-
-    best = min(_candidates(capped), key=costs, default=None)
+    best = min(_candidates(capped), key=lambda found: found.costs("span"), default=None)
     if best is None:
         raise InputError(
             f"zb-{cap} needs memory of {cap} times mem_b to hold one micro-batch: it does not here"
         )
-    return best
+    return best.orders
 
 
-def _candidates(capped: Instance) -> Iterator[DeviceOrders]:
+def _candidates(capped: Instance) -> Iterator[Greedy]:
     """The greedy construction's, or the list scheduler's one where there is none."""
     found = False
-    if [stage.device for stage in capped.stages] == list(range(capped.num_devices)):
-        room = [memory_room(capped.cap(d), capped.static(d)) for d in range(capped.num_devices)]
-        for orders in greedy_candidates(capped, room):
+    if is_linear(capped):
+        for greedy in greedy_candidates(capped):
             found = True
-            yield orders
+            yield greedy
     scheduler = ListScheduler(capped)
     if not found and math.isfinite(automatic(scheduler, "span", affordable_patiences(capped))):
-        yield scheduler.best_orders()
+        yield Greedy(scheduler.best_orders(), *scheduler.best_costs)
 
 
 ZB_1P = Baseline(

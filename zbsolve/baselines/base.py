@@ -81,10 +81,15 @@ def fused(instance: Instance) -> Instance:
     return instance.with_fused_backward()
 
 
+def is_linear(instance: Instance) -> bool:
+    """Whether stage s is device s's only one, of one replica."""
+    devices = [stage.device for stage in instance.stages]
+    return instance.replicas == 1 and devices == list(range(instance.num_devices))
+
+
 def require_linear(instance: Instance, name: str) -> None:
     """One stage per device, in model order, one replica."""
-    devices = [stage.device for stage in instance.stages]
-    if instance.replicas > 1 or devices != list(range(instance.num_devices)):
+    if not is_linear(instance):
         raise InputError(f"{name} needs the linear placement: one stage per device, stage s on device s")
 
 

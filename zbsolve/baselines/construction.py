@@ -20,7 +20,7 @@ class StuckError(Exception):
 
 
 class Construction(ABC):
-    """One run: orders, clocks, idle times since the first task, memory, pending W's of each device.
+    """One run: orders, first starts, clocks, idle times since then, memory, pending W's of each device.
 
     ``room`` is the activation memory of each device.
     """

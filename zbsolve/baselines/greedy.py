@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from zbsolve.baselines.base import DeviceOrders, require_linear
 from zbsolve.baselines.construction import Construction, StuckError
@@ -101,12 +102,26 @@ class _Greedy(Construction):
         return self.finish()
 
 
-def greedy_candidates(instance: Instance, room: Sequence[float]) -> Iterator[DeviceOrders]:
-    """Every variant that fits in ``room`` of activation memory per device."""
+class Greedy(NamedTuple):
+    """A variant's orders, and what they cost at earliest starts."""
+
+    orders: DeviceOrders
+    makespan: float
+    span: float
+
+    def costs(self, objective: str) -> tuple[float, float]:
+        """The cost by name, makespan or span, and the other, to choose by."""
+        return (self.span, self.makespan) if objective == "span" else (self.makespan, self.span)
+
+
+def greedy_candidates(instance: Instance) -> Iterator[Greedy]:
+    """Every variant that fits under the instance's cap."""
     require_linear(instance, "the greedy construction")
+    room = [instance.cap(d) - instance.static(d) for d in range(instance.num_devices)]
     for wait_for_b, skip_f, always_fill in product((True, False), repeat=3):
         builder = _Greedy(instance, room, wait_for_b=wait_for_b, skip_f=skip_f, always_fill=always_fill)
         try:
-            yield builder.run()
+            orders = builder.run()
         except StuckError:
             continue
+        yield Greedy(orders, max(builder.clock), builder.span)

@@ -10,7 +10,7 @@ import typer
 
 from zbsolve.cli.base import command, make_console, status
 from zbsolve.cli.inputs import LimitOption, Objective, SeedOption, check_writable, require_positive
-from zbsolve.errors import InfeasibleError
+from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from zbsolve.bench import Case
@@ -29,6 +29,9 @@ def bench_command(
         list[str] | None, typer.Option(metavar="NAME", help="Only this instance, or pattern; repeatable.")
     ] = None,
     objective: Annotated[Objective | None, typer.Option(help="Only this objective (default: both).")] = None,
+    solver: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, or another solver: heuristic for the first plan alone.")
+    ] = "auto",
     versus_plain: Annotated[
         bool, typer.Option("--versus-plain", help="Also plain CP-SAT, HiGHS and CBC, same limit each.")
     ] = False,
@@ -63,15 +66,20 @@ def bench_command(
         table_row,
         write_markdown,
     )
+    from zbsolve.solver import SOLVERS
 
     for path in (output, markdown):
         check_writable(path)
     require_positive(time_limit, "--time-limit")
+    if solver not in SOLVERS:
+        raise InputError(f"--solver {solver}: give one of {', '.join(SOLVERS)}")
     cases = make_cases(suite, only or (), OBJECTIVES if objective is None else (objective.value,))
     # What decides the results, for whoever wants them again.
     chosen = [f"--suite {suite}", *(f"--only {name}" for name in only or ()), f"--time-limit {time_limit:g}"]
     if objective is not None:
         chosen.append(f"--objective {objective.value}")
+    if solver != "auto":
+        chosen.append(f"--solver {solver}")
     if seed:
         chosen.append(f"--seed {seed}")
     if versus_plain:
@@ -123,6 +131,7 @@ def bench_command(
             date=today,
             command=command_line,
             seed=seed,
+            solver=solver,
             versus_plain=versus_plain,
             on_start=start,
             on_progress=progress,
