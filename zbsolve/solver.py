@@ -56,7 +56,7 @@ LIMIT_KEPT_TASKS = 65_536
 BOUNDS_SHARE = 0.3
 GRACE_SECONDS = 0.5
 # About what all variants of the greedy construction take in plain Python (measured).
-GREEDY_SECONDS_A_TASK = 2e-5
+GREEDY_SECONDS_A_TASK = 3.3e-5
 # What it takes to time and judge orders, a task (makespan, span; measured); and to make the plan of a
 # schedule, as a multiple of judging it. Offers of a running search are this many times their own cost apart.
 OFFER_SECONDS_A_TASK = {"makespan": 1.5e-5, "span": 3e-5}
@@ -110,7 +110,7 @@ LIGHTEN_SHARE, LIGHTEN_LEAST_SHARE, LIGHTEN_MOST_STEPS = 0.1, 0.02, 1_000
 COMPILE_FROM_SECONDS = 15.0
 # At most, to make one of the annealings' (measured); how much faster it is than plain Python.
 COMPILE_SECONDS = 8.0
-MACHINE_CODE_GAIN = 50.0
+MACHINE_CODE_GAIN = 40.0
 
 
 @dataclass(frozen=True, slots=True)
