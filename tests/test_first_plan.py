@@ -12,6 +12,7 @@ from tests.strategies import small_instances
 from tests.test_search import random_instance
 from zbsolve.backbone_search import GapFiller
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.base import orders_for
 from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.bench import OBJECTIVES, make_cases
 from zbsolve.errors import InfeasibleError, InputError
@@ -23,7 +24,7 @@ from zbsolve.list_scheduler import ListScheduler, decode, encode, preset, serial
 from zbsolve.memory import require_feasible
 from zbsolve.schedule import Schedule, check
 from zbsolve.simulator import simulate, simulate_for
-from zbsolve.solver import solve, split_where_needed
+from zbsolve.solver import solve
 
 
 def catalogue_schedules(instance: Instance, objective: str) -> Iterator[tuple[str, Schedule]]:
@@ -36,7 +37,9 @@ def catalogue_schedules(instance: Instance, objective: str) -> Iterator[tuple[st
             continue
         if timed_on.replicas > 1 or timed_on.recomputes:
             continue
-        ours = tuple(tuple(split_where_needed(instance, order)) for order in orders)
+        ours = orders_for(instance, timed_on, orders)
+        if ours is None:
+            continue
         schedule = simulate_for(instance, ours, objective)
         if not check(instance, schedule):
             yield name, schedule
