@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from zbsolve.baselines import BASELINES
-from zbsolve.instance import Instance, equal_stages, load_instance
-from zbsolve.plan import Plan
+from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.plan.plan import Plan
 from zbsolve.report.html import save_plan_page
 from zbsolve.report.timeline import COLOURS, label, memory_corners
-from zbsolve.schedule import Schedule
-from zbsolve.solver import certify, solve
+from zbsolve.solver.portfolio import certify, solve
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "img"

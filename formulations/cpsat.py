@@ -2,7 +2,7 @@
 
 Models every rule of a step without options: hops, one task at a time, memory with growth and
 transients, zero-length tasks, fused or split backward. Times are whole clock steps
-(:class:`zbsolve.formulation.Ticks`). Memory is counted in whole units, exact where the amounts are
+(:class:`zbsolve.formulations.ticks.Ticks`). Memory is counted in whole units, exact where the amounts are
 commensurable and else rounded down: a bound stays valid, and what rounding lets through by less than a
 millionth of a cap is rejected when the orders are re-checked. It models neither recomputation nor F&B pairs
 nor several replicas.
@@ -23,23 +23,17 @@ from typing import Any, Literal
 
 from ortools.sat.python import cp_model
 
-from zbsolve.bounds import round_trip
-from zbsolve.formulation import (
-    FormulationResult,
-    Orders,
-    Ticks,
-    canonical,
-    common_unit,
-    conclude,
-    make_ticks,
-)
-from zbsolve.graph import BW, B, F, Task, W
-from zbsolve.instance import Instance
-from zbsolve.precedence import memory_precedences
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate_for
-from zbsolve.tolerances import MEMORY_RTOL, OPTIMAL_GAP, TICK_ROUNDING
-from zbsolve.windows import windows
+from zbsolve.bounds.waits import memory_precedences
+from zbsolve.bounds.ways import round_trip
+from zbsolve.bounds.windows import windows
+from zbsolve.formulations.common import FormulationResult, common_unit, conclude
+from zbsolve.formulations.ticks import Ticks, make_ticks
+from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.instance import Instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate_for
+from zbsolve.model.tolerances import MEMORY_RTOL, OPTIMAL_GAP, TICK_ROUNDING
+from zbsolve.search.canonical import Orders, canonical
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +277,7 @@ class CpSatModel:
         self._add_memory_precedences()
 
     def _precedences_suffice(self, stages: tuple[int, ...]) -> bool:
-        """Whether :func:`zbsolve.precedence.memory_precedences` already says all that the cap demands.
+        """Whether :func:`zbsolve.bounds.waits.memory_precedences` already says all that the cap demands.
 
         It does for a single stage with one M from F to W: F j then waits for W j - k, so at most k are held.
         """
@@ -471,7 +465,7 @@ class _MemoryUnits:
 
 def memory_units(instance: Instance, device: int, bits: int) -> _MemoryUnits:
     """Whole units: exact where some unit measures all amounts, else all rounded down (a relaxation)."""
-    # As zbsolve.tolerances.proof_room, exactly.
+    # As zbsolve.model.tolerances.proof_room, exactly.
     room = Fraction(instance.cap(device)) * (1 + 2 * Fraction(MEMORY_RTOL)) - Fraction(
         instance.static(device)
     )

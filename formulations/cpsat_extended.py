@@ -21,7 +21,8 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from zbsolve.formulation import FormulationResult, Orders, Status, Ticks, make_ticks
+from zbsolve.bounds.with_options import least_back, least_way_home, least_way_out
+from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
     ENERGY_BITS,
@@ -31,13 +32,22 @@ from zbsolve.formulations.cpsat import (
     memory_units,
     solve_interruptibly,
 )
-from zbsolve.graph import BW, B, F, R, Task, W
-from zbsolve.instance import Instance
-from zbsolve.memory import NO_PAIRS, Pairs
-from zbsolve.schedule import Schedule, check
-from zbsolve.simulator import CycleError, simulate_for
-from zbsolve.tolerances import OPTIMAL_GAP, ROUNDING
-from zbsolve.work_bounds import least_back, least_way_home, least_way_out
+from zbsolve.formulations.ticks import Ticks, make_ticks
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    W,
+)
+from zbsolve.model.instance import Instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import NO_PAIRS, Pairs
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import CycleError, simulate_for
+from zbsolve.model.tolerances import OPTIMAL_GAP, ROUNDING
+from zbsolve.search.canonical import Orders
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 Under a tight cap the rate of a pipeline is set by how few micro-batches together hold each other up, through
 memory and machines at once, which no single-device argument sees. The least lag between F(s, 0) and
 F(s, n) over all schedules of n + 1 micro-batches holds between F(s, j) and F(s, j + n) for every j of a
-longer step (:func:`zbsolve.bounds.window_bounds` says why) and is a small problem.
+longer step (:func:`zbsolve.bounds.catalogue.window_bounds` says why) and is a small problem.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from zbsolve.formulation import Orders
+from zbsolve.bounds.waits import Lag
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
     CpSatModel,
@@ -23,10 +23,10 @@ from zbsolve.formulations.cpsat import (
     OutOfTimeError,
     solve_interruptibly,
 )
-from zbsolve.graph import F, Task
-from zbsolve.instance import Instance
-from zbsolve.precedence import Lag
-from zbsolve.tolerances import TICK_ROUNDING
+from zbsolve.model.graph import F, Task
+from zbsolve.model.instance import Instance
+from zbsolve.model.tolerances import TICK_ROUNDING
+from zbsolve.search.canonical import Orders
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class LagModel(CpSatModel):
     For fixed orders the least lag is a longest path from the nailed F to the other (or to any last end), and
     rounding durations down shortens every path: the least lag in ticks is none above the true one. At most
     ``ticks.zeros`` single steps of zero-length tasks lie on a path, so it is at least
-    ``(steps - zeros) / fine`` ticks (:meth:`zbsolve.formulation.Ticks.cost_of`).
+    ``(steps - zeros) / fine`` ticks (:meth:`zbsolve.formulations.ticks.Ticks.cost_of`).
     """
 
     stage: int = 0
@@ -115,7 +115,7 @@ def prove_lag(
     deterministic: bool = False,
     workers: int = 2,
 ) -> LagAnswer | None:
-    """The highest proven :class:`~zbsolve.precedence.Lag` of a stage over ``distance``, if any.
+    """The highest proven :class:`~zbsolve.bounds.waits.Lag` of a stage over ``distance``, if any.
 
     Parameters
     ----------

@@ -18,13 +18,21 @@ from itertools import combinations
 
 from ortools.sat.python import cp_model
 
-from zbsolve.formulation import Orders
+from zbsolve.bounds.waits import room
 from zbsolve.formulations.cpsat import solve_interruptibly
-from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration
-from zbsolve.instance import Instance
-from zbsolve.memory import effect
-from zbsolve.precedence import room
-from zbsolve.tolerances import COUNT_ROUNDING
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    Task,
+    TaskKind,
+    W,
+    duration,
+)
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import effect
+from zbsolve.model.tolerances import COUNT_ROUNDING
+from zbsolve.search.canonical import Orders
 
 # Units of time in a period. Lengths are rounded down (a period may be all work), but to no less than one,
 # so that starts alone settle every order; times come from the orders, on the unrounded instance.

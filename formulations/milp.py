@@ -32,22 +32,25 @@ import highspy
 import pulp
 from pulp.apis.core import PulpSolverError
 
+from zbsolve.bounds.waits import memory_precedences, room
 from zbsolve.errors import EnvironmentFailedError
-from zbsolve.formulation import (
-    FormulationResult,
-    Orders,
-    canonical,
-    conclude,
-    make_ticks,
-    serial_length,
+from zbsolve.formulations.common import FormulationResult, conclude, serial_length
+from zbsolve.formulations.ticks import make_ticks
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    Task,
+    TaskGraph,
+    W,
+    duration,
 )
-from zbsolve.graph import BW, B, F, Task, TaskGraph, W, duration
-from zbsolve.instance import Instance
-from zbsolve.memory import effect
-from zbsolve.precedence import memory_precedences, room
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate_for, topological_order
-from zbsolve.tolerances import DUAL_BOUND_RTOL, ROW_FEASIBILITY, TIME_RTOL, UPPER_SLACK
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import effect
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate_for, topological_order
+from zbsolve.model.tolerances import DUAL_BOUND_RTOL, ROW_FEASIBILITY, TIME_RTOL, UPPER_SLACK
+from zbsolve.search.canonical import Orders, canonical
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.instance import Instance, ModelCut, make_instance, place
+from zbsolve.model.instance import Instance, ModelCut, make_instance, place
 from zbsolve.partition.splits import even_split
-from zbsolve.plan import Plan, check_plan
-from zbsolve.runtime import models, profiler, stages
-from zbsolve.runtime.launch import launch
-from zbsolve.runtime.layer_profiler import LayerOptions, profile_layers
-from zbsolve.runtime.options import Job, RunOptions, require_positive
-from zbsolve.runtime.outcome import Outcome, time_unit
-from zbsolve.trace import Trace
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import Plan
+from zbsolve.runtime.execute import stages
+from zbsolve.runtime.measure import profiler
+from zbsolve.runtime.measure.layer_profiler import LayerOptions, profile_layers
+from zbsolve.runtime.models import pipeline_model as models
+from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.ranks.launch import launch
+from zbsolve.runtime.ranks.options import Job, RunOptions, require_positive
+from zbsolve.runtime.ranks.outcome import Outcome, time_unit
+from zbsolve.trace.trace import Trace
 
 Progress = Callable[[str], None]
 
@@ -82,7 +86,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
     for name in ("num_devices", "num_microbatches", "repeats"):
         require_positive(name, getattr(options, name))
     run_options.check()
-    model = models.load_model(options.model, options.seed)
+    model = load_model(options.model, options.seed)
     placement = cast(Literal["linear", "loop", "v"], options.placement)
     devices = place(options.num_devices, placement, options.chunks)
     layers = len(model.layers)

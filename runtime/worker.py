@@ -1,7 +1,7 @@
 """The process that runs one rank, and how its failures are told.
 
-Two ways in, one way through. ``zbsolve run`` has its ranks started (:mod:`zbsolve.runtime.launch`) and hands
-each a job file. Under torchrun the same module takes the plan and options from its command line:
+Two ways in, one way through. ``zbsolve run`` has its ranks started (:mod:`zbsolve.runtime.ranks.launch`) and
+hands each a job file. Under torchrun the same module takes the plan and options from its command line:
 
     torchrun --nproc-per-node 2 -m zbsolve.runtime.worker plan.json --model gpt --trace-out trace.json
 
@@ -27,10 +27,10 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, ZbsolveError
-from zbsolve.plan import load_plan
-from zbsolve.runtime.options import Job, RunOptions
-from zbsolve.runtime.outcome import Outcome
-from zbsolve.runtime.rank import Rank
+from zbsolve.plan.plan import load_plan
+from zbsolve.runtime.ranks.options import Job, RunOptions
+from zbsolve.runtime.ranks.outcome import Outcome
+from zbsolve.runtime.ranks.rank import Rank
 from zbsolve.runtime.status import Monitor, Status, announce_failure, connect_store, report_to
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _run_guarded(
 
 
 def _from_job(path: Path, rank: int, size: int) -> int:
-    """A rank that :mod:`zbsolve.runtime.launch` started; its parent serves the store."""
+    """A rank that :mod:`zbsolve.runtime.ranks.launch` started; its parent serves the store."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends its ranks
     job = Job.load(path)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

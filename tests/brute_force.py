@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from zbsolve.instance import Instance
+from zbsolve.model.instance import Instance
 
 Name = tuple[str, int, int]
 Edge = tuple[Name, Name, float]

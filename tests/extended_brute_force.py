@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zbsolve.instance import Instance
+from zbsolve.model.instance import Instance
 
 Done = tuple[tuple[str, int, int], ...]
 

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from zbsolve.graph import BW, B, F, R, Task, W
-from zbsolve.instance import Instance, make_instance
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    W,
+)
+from zbsolve.model.instance import Instance, make_instance
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 AMOUNTS = st.sampled_from([0.0, 0.5, 1.0])

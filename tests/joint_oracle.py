@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise, permutations, product
 
-from zbsolve.cluster import Cluster, DeviceGroup, Host, Link
-from zbsolve.instance import Instance, Stage
+from zbsolve.model.instance import Instance, Stage
+from zbsolve.partition.cluster import Cluster, DeviceGroup, Host, Link
 from zbsolve.partition.layers import Keep, Layer, LayerProfile
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zbsolve.runtime.llama import Llama
+from zbsolve.runtime.models.llama import Llama
 
 
 def tiny() -> Llama:

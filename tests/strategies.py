@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from zbsolve.instance import Instance, make_instance
-from zbsolve.memory import serial_program
+from zbsolve.model.instance import Instance, make_instance
+from zbsolve.model.serial import serial_program
 
 # Halves and small integers: sums are exact in floats, and equal costs really tie.
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 3.0])

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from zbsolve.advise import Advice, Candidate, advise
 from zbsolve.cli import app
-from zbsolve.cluster import Cluster, DeviceGroup, Link, equal_cluster
 from zbsolve.errors import InfeasibleError
+from zbsolve.partition.cluster import Cluster, DeviceGroup, Link, equal_cluster
 from zbsolve.partition.layers import Layer, LayerProfile
-from zbsolve.plan import check_plan, load_plan
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import load_plan
 from zbsolve.report.advice_text import candidate_table, summary_lines
-from zbsolve.report.text import percent
+from zbsolve.sweep.advise import Advice, Candidate, advise
 from zbsolve.sweep.grid import Config, Inputs, Outcome
+from zbsolve.words import percent
 
 
 def equal_layers(count: int, **changes: float) -> LayerProfile:

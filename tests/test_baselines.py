@@ -10,10 +10,10 @@ import pytest
 from zbsolve.baselines import BASELINES, applicable
 from zbsolve.baselines.one_f_one_b import orders_interleaved
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages, load_instance
-from zbsolve.memory import peak_memory
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate
+from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import peak_memory
+from zbsolve.model.simulator import simulate
 
 KNOWN = json.loads((resources.files("zbsolve.instances") / "known.json").read_text())["instances"]
 CELLS = [

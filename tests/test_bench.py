@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-import zbsolve.bench
+import zbsolve.benchmark.run
 from zbsolve import cli
-from zbsolve.bench import Case, Row, make_cases, run_cases, run_plain, summarise
-from zbsolve.bounds import best_bound
-from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.known import (
+from zbsolve.benchmark.known import (
     Best,
     Known,
     contradictions,
@@ -26,11 +22,24 @@ from zbsolve.known import (
     save_known,
     shipped_path,
 )
-from zbsolve.plan import COMPUTE_OPS, Plan, Proof
-from zbsolve.random_instances import random_instance
+from zbsolve.benchmark.random_instances import random_instance
+from zbsolve.benchmark.run import (
+    Case,
+    Row,
+    make_cases,
+    run_cases,
+    run_plain,
+    summarise,
+)
+from zbsolve.bounds.catalogue import best_bound
+from zbsolve.errors import InputError
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.plan.actions import COMPUTE_OPS
+from zbsolve.plan.certificate import Proof
+from zbsolve.plan.plan import Plan
 from zbsolve.report.bench_tables import COLUMNS, cells, markdown_section, plain_line, write_markdown
-from zbsolve.solver import LIMIT_KEPT_TASKS, solve
-from zbsolve.verify import COMBINATORIAL, reverify
+from zbsolve.solver.portfolio import LIMIT_KEPT_TASKS, solve
+from zbsolve.solver.verify import COMBINATORIAL, reverify
 
 EMPTY = Known(schema="zbsolve.known/1", source="tests", instances={})
 SMALL = equal_stages(2, 3, name="small")
@@ -275,7 +284,7 @@ def test_contradictions_name_both_sides(cost: float, bound: float, says: str) ->
 
 def test_suites() -> None:
     """24 cells, 9 of V, 12 unequal, 60 random and 6 large, twice each; numbers are sorted as numbers."""
-    sizes = {suite: len(make_cases(suite)) for suite in (*zbsolve.bench.SUITES, "all")}
+    sizes = {suite: len(make_cases(suite)) for suite in (*zbsolve.benchmark.run.SUITES, "all")}
     assert sizes == {
         "published": 48,
         "published-v": 18,
@@ -375,7 +384,7 @@ def test_every_row_is_held_against_what_is_known() -> None:
 
 def test_ctrl_c_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted in the second case: the first stays, and the report says that it is partial."""
-    real = zbsolve.bench.solve
+    real = zbsolve.benchmark.run.solve
     seen = []
 
     def interrupted(instance: Instance, **options: Any) -> Any:
@@ -384,7 +393,7 @@ def test_ctrl_c_keeps_the_rows_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return real(instance, **options)
 
-    monkeypatch.setattr(zbsolve.bench, "solve", interrupted)
+    monkeypatch.setattr(zbsolve.benchmark.run, "solve", interrupted)
     names = ("first", "second", "third")
     cases = [Case("tests", equal_stages(2, 2, name=name), "makespan") for name in names]
     report = run_cases(cases, EMPTY, time_limit=5, date="d")

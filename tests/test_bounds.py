@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
-from zbsolve.bounds import (
+from zbsolve.bounds.catalogue import (
     all_bounds,
     best_bound,
     last_forward_bounds,
@@ -19,15 +19,15 @@ from zbsolve.bounds import (
     preemptive_one_machine,
     two_windows_bound,
 )
+from zbsolve.bounds.waits import memory_waits
 from zbsolve.errors import InfeasibleError
-from zbsolve.graph import B, W
-from zbsolve.heuristics import presets
-from zbsolve.instance import Instance, equal_stages, load_instance
-from zbsolve.list_scheduler import ListScheduler
-from zbsolve.memory import require_feasible
-from zbsolve.precedence import memory_waits
-from zbsolve.simulator import simulate, simulate_least_span
-from zbsolve.solver import solve
+from zbsolve.model.graph import B, W
+from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.serial import require_feasible
+from zbsolve.model.simulator import simulate, simulate_least_span
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import presets
+from zbsolve.solver.portfolio import solve
 
 SHIPPED = Path(__file__).resolve().parent.parent / "instances"
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zbsolve.solver as solver_module
+import zbsolve.solver.portfolio as solver_module
 from tests.test_search import random_instance
-from zbsolve.bounds import all_bounds, best_bound
+from zbsolve.bounds.catalogue import all_bounds, best_bound
+from zbsolve.bounds.refutation import Refutation
+from zbsolve.bounds.windows import windows
 from zbsolve.budget import Budget, collector_paused
-from zbsolve.heuristics import automatic
-from zbsolve.instance import Instance, Placement, equal_stages
-from zbsolve.list_scheduler import ListScheduler
-from zbsolve.plan import check_plan
-from zbsolve.refutation import Refutation
-from zbsolve.solver import solve
-from zbsolve.windows import windows
+from zbsolve.model.instance import Instance, Placement, equal_stages
+from zbsolve.plan.check import check_plan
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import automatic
+from zbsolve.solver.portfolio import solve
 
 
 def ticking(step: float) -> Callable[[], float]:

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from zbsolve import cli, solver
+from zbsolve import cli
 from zbsolve.cli import inputs, running
-from zbsolve.instance import Instance, equal_stages, load_instance
-from zbsolve.plan import Plan, load_plan
-from zbsolve.simulator import simulate
-from zbsolve.solver import certify, solve
+from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.plan import Plan, load_plan
+from zbsolve.solver import portfolio as solver
+from zbsolve.solver.portfolio import certify, solve
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
@@ -167,7 +168,7 @@ def test_too_large_for_memory_exits_3(instance: Path, monkeypatch: pytest.Monkey
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("zbsolve.solver.solve", full)
+    monkeypatch.setattr("zbsolve.solver.portfolio.solve", full)
     result = invoke("solve", instance)
     assert result.exit_code == 3
     assert "not enough memory" in one_line(result)
@@ -301,7 +302,9 @@ def test_unwritable_outputs_are_refused_before_the_work(
     instance: Path, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is checked first: the solver is never asked."""
-    monkeypatch.setattr("zbsolve.solver.solve", lambda *_, **__: pytest.fail("solved before the check"))
+    monkeypatch.setattr(
+        "zbsolve.solver.portfolio.solve", lambda *_, **__: pytest.fail("solved before the check")
+    )
     result = invoke("solve", instance, "-o", tmp_path / target)
     assert result.exit_code == 2
     assert str(tmp_path) in one_line(result)
@@ -336,7 +339,7 @@ def test_interrupt_with_nothing_to_keep_exits_130(instance: Path, monkeypatch: p
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zbsolve.instance.load_instance", interrupted)
+    monkeypatch.setattr("zbsolve.model.instance.load_instance", interrupted)
     result = invoke("solve", instance)
     assert result.exit_code == 130
     assert one_line(result) == "zbsolve: interrupted\n"
@@ -358,7 +361,15 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["zbsolve.cli", "typer", "zbsolve.cli.planning", "zbsolve.instance", "numpy", "zbsolve.solver"]
+    "module",
+    [
+        "zbsolve.cli",
+        "typer",
+        "zbsolve.cli.planning",
+        "zbsolve.model.instance",
+        "numpy",
+        "zbsolve.solver.portfolio",
+    ],
 )
 def test_an_interrupt_while_modules_are_loaded_is_one_line(instance: Path, module: str) -> None:
     """In the first moments of a command there is nothing to keep: exit 130, and never a traceback."""

@@ -9,11 +9,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from zbsolve.catalogue import Entry
+from zbsolve.baselines.formulas import Figures
+from zbsolve.benchmark.catalogue import Entry
 from zbsolve.cli import app
-from zbsolve.formulas import Figures
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import load_plan
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.plan.plan import load_plan
 
 
 def invoke(*arguments: object) -> Result:
@@ -41,12 +41,12 @@ def test_catalogue_verifies_the_schedules_named() -> None:
 
 def test_catalogue_fails_when_something_is_not_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A formula that is off by one is found, and the exit code is 1."""
-    import zbsolve.catalogue
+    import zbsolve.benchmark.catalogue
 
     def wrong(name: str, time_limit: float) -> Entry:
         return Entry(name, "", "", "", "", "span", 5, 4, Figures(0.0, 1.0, 0), 0, 1.0, 1.0, "optimal")
 
-    monkeypatch.setattr(zbsolve.catalogue, "entry", wrong)
+    monkeypatch.setattr(zbsolve.benchmark.catalogue, "entry", wrong)
     result = invoke("catalogue", "zb-v")
     assert result.exit_code == 1
     assert "not as published, or not valid: zb-v" in result.stderr

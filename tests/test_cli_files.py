@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from zbsolve.cli import app
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.chrome_trace import chrome_trace, save_chrome_trace
-from zbsolve.solver import solve
+from zbsolve.solver.portfolio import solve
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from zbsolve import cli
 from zbsolve.baselines import BASELINES
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.curves import save_memory_figure, save_search_figure
 from zbsolve.report.timeline import memory_corners
-from zbsolve.solver import certify, solve
+from zbsolve.solver.portfolio import certify, solve
 
 
 def baseline(p: int, m: int, name: str = "zb-h1", cap: float | None = None) -> Plan:

@@ -155,7 +155,11 @@ def test_the_reference_holds_every_command_field_and_function(site: Path) -> Non
     for name in ("num_microbatches", "t_bw", "static_mem", "bound_proof", "microbatch", "plan_digest"):
         assert f"<code>{name}</code>" in fields
     functions = (site / "reference/api.html").read_text(encoding="utf-8")
-    for name in ("zbsolve.solver.solve", "zbsolve.plan.load_plan", "zbsolve.report.explain.explain"):
+    for name in (
+        "zbsolve.solver.portfolio.solve",
+        "zbsolve.plan.plan.load_plan",
+        "zbsolve.report.explain.explain",
+    ):
         assert f'id="{name}"' in functions
     assert "forced on a device between its first F and its first backward" in re.sub(
         r"\s+", " ", (site / "proofs.html").read_text(encoding="utf-8")

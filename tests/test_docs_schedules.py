@@ -10,13 +10,14 @@ import pytest
 
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import Baseline
-from zbsolve.catalogue import entry, markdown
-from zbsolve.formulas import FORMULAS
-from zbsolve.instance import equal_stages
-from zbsolve.plan import check_plan, peaks_of
-from zbsolve.report.comparison import compare_with_baselines
-from zbsolve.schedule import check
-from zbsolve.solver import solve
+from zbsolve.baselines.comparison import compare_with_baselines
+from zbsolve.baselines.formulas import FORMULAS
+from zbsolve.benchmark.catalogue import entry, markdown
+from zbsolve.model.instance import equal_stages
+from zbsolve.model.judge import check
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.make import peaks_of
+from zbsolve.solver.portfolio import solve
 
 DOCS = Path(__file__).parent.parent / "docs"
 

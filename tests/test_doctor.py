@@ -9,8 +9,9 @@ from importlib.util import find_spec
 import pytest
 from typer.testing import CliRunner
 
-from zbsolve import cli, doctor
-from zbsolve.doctor import Finding, State, can_plan, examine
+from zbsolve import cli
+from zbsolve.endtoend import doctor
+from zbsolve.endtoend.doctor import Finding, State, can_plan, examine
 from zbsolve.errors import EnvironmentFailedError
 
 

@@ -8,11 +8,12 @@ import pytest
 
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import check_plan, peaks_of
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.judge import check
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.make import peaks_of
 from zbsolve.report.timeline import drawn
-from zbsolve.schedule import check
-from zbsolve.solver import certify
+from zbsolve.solver.portfolio import certify
 
 
 def overlapping(p: int, m: int, placement: str, t_fb: float = 3.0) -> Instance:

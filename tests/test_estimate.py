@@ -11,9 +11,17 @@ from typer.testing import CliRunner
 
 from zbsolve.cli import app
 from zbsolve.errors import InputError
-from zbsolve.estimate import MACHINES, MIB, Machine, Shape, communication_share, estimate, state_bytes
-from zbsolve.instance import load_instance
-from zbsolve.solver import solve
+from zbsolve.model.instance import load_instance
+from zbsolve.partition.estimate import (
+    MACHINES,
+    MIB,
+    Machine,
+    Shape,
+    communication_share,
+    estimate,
+    state_bytes,
+)
+from zbsolve.solver.portfolio import solve
 
 S, H, A = 4096, 8192, 64
 DENSE = Shape(layers=80, hidden=H, heads=A, vocabulary=32000, sequence=S)

@@ -20,28 +20,34 @@ from hypothesis import strategies as st
 from tests.extended_strategies import earliest_ends, inputs, programs
 from tests.test_report import rendered
 from zbsolve.baselines import BASELINES
-from zbsolve.graph import BW, B, F, R, Task, W
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
+from zbsolve.baselines.comparison import make_row
+from zbsolve.model.bubble import bubble_rate, busy_times
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    W,
+)
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.judge import _memory_by_definition
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import _propagate, simulate
+from zbsolve.plan.certificate import Proof, SolverInfo
+from zbsolve.plan.make import make_plan
+from zbsolve.plan.plan import Plan
 from zbsolve.report.chrome_trace import MEASURED, PREDICTED, chrome_trace
-from zbsolve.report.comparison import make_row
 from zbsolve.report.curves import save_memory_figure
 from zbsolve.report.explain import explain
 from zbsolve.report.figures import _measured_lane, save_plan_figure, save_trace_figure
-from zbsolve.report.text import gantt, memory_table, prediction_table
-from zbsolve.report.timeline import (
-    bubble_rate,
-    busy_times,
-    drawn,
-    instance_of_trace,
-    measured_schedule,
-    memory_boxes,
-    memory_corners,
-)
+from zbsolve.report.gantt_text import gantt
+from zbsolve.report.run_text import prediction_table
+from zbsolve.report.text import memory_table
+from zbsolve.report.timeline import drawn, instance_of_trace, measured_schedule, memory_boxes, memory_corners
 from zbsolve.report.viewer_data import KINDS, measured_lane, plan_lane
-from zbsolve.schedule import Schedule, _memory_by_definition
-from zbsolve.simulator import _propagate, simulate
-from zbsolve.trace import Event, Step, Trace, compare, measured_hops, recalibrate
+from zbsolve.trace.compare import compare, measured_hops, recalibrate
+from zbsolve.trace.trace import Event, Step, Trace
 
 
 def planned(instance: Instance, schedule: Schedule) -> Plan:

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import small_instances
-from zbsolve.graph import B, F, Task, W, predecessors
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.list_scheduler import serial_orders
-from zbsolve.memory import require_feasible
+from zbsolve.model.graph import B, F, Task, W, predecessors
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.serial import require_feasible, serial_orders
+from zbsolve.model.simulator import Links, simulate, simulate_least_span, topological_order
 from zbsolve.report.explain import Bubble, Explanation, Reason, explain
-from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.simulator import Links, simulate, simulate_least_span, topological_order
 
 
 def tasks(text: str) -> list[Task]:

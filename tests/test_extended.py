@@ -14,24 +14,25 @@ from hypothesis import strategies as st
 from tests.extended_brute_force import least_makespan
 from tests.extended_strategies import Pair, programs
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.comparison import best_baseline, compare_with_baselines, reference_cost
 from zbsolve.baselines.dualpipe import bidirectional
-from zbsolve.bounds import all_bounds, best_bound
+from zbsolve.bounds.catalogue import all_bounds, best_bound
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.extended_arrays import decode, encode, time_codes, to_extended_arrays
-from zbsolve.extended_scheduler import ExtendedPolicySearch
-from zbsolve.extended_search import ExtendedOrderSearch
-from zbsolve.formulation import Status
+from zbsolve.formulations.common import Status
 from zbsolve.formulations.cpsat_extended import solve_extended
-from zbsolve.graph import Task
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.memory import peak_memory, require_feasible
-from zbsolve.plan import check_plan
-from zbsolve.report.comparison import best_baseline, compare_with_baselines, reference_cost
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import peak_memory
+from zbsolve.model.serial import require_feasible
+from zbsolve.model.simulator import CycleError, simulate
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.torch_csv import export_torch_csv
 from zbsolve.report.text import certificate_table, comparison_table
-from zbsolve.schedule import check
-from zbsolve.simulator import CycleError, simulate
-from zbsolve.solver import solve
-from zbsolve.torch_csv import export_torch_csv
+from zbsolve.search.extended_arrays import decode, encode, time_codes, to_extended_arrays
+from zbsolve.search.extended_orders import ExtendedOrderSearch
+from zbsolve.search.extended_policies import ExtendedPolicySearch
+from zbsolve.solver.portfolio import solve
 
 TIMES = st.sampled_from([0.5, 1.0, 2.0])
 SHAPES = (

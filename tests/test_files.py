@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zbsolve.errors import InputError
-from zbsolve.files import is_special, write_atomically, write_text_atomically
+from zbsolve.files.atomic import is_special, write_atomically, write_text_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

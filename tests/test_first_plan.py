@@ -10,21 +10,23 @@ from hypothesis import given, settings
 
 from tests.strategies import small_instances
 from tests.test_search import random_instance
-from zbsolve.backbone_search import GapFiller
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import orders_for
 from zbsolve.baselines.greedy import greedy_candidates
-from zbsolve.bench import OBJECTIVES, make_cases
+from zbsolve.benchmark.known import load_known, shipped_path
+from zbsolve.benchmark.run import OBJECTIVES, make_cases
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.formulation import canonical
-from zbsolve.heuristics import Refinement
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.known import load_known, shipped_path
-from zbsolve.list_scheduler import ListScheduler, decode, encode, preset, serial_orders
-from zbsolve.memory import require_feasible
-from zbsolve.schedule import Schedule, check
-from zbsolve.simulator import simulate, simulate_for
-from zbsolve.solver import solve
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.judge import check
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.serial import require_feasible, serial_orders
+from zbsolve.model.simulator import simulate, simulate_for
+from zbsolve.search.arrays import decode, encode
+from zbsolve.search.backbones import GapFiller
+from zbsolve.search.canonical import canonical
+from zbsolve.search.list_scheduler import ListScheduler, preset
+from zbsolve.search.policies import Refinement
+from zbsolve.solver.portfolio import solve
 
 
 def catalogue_schedules(instance: Instance, objective: str) -> Iterator[tuple[str, Schedule]]:

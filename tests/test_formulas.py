@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zbsolve.baselines import BASELINES
-from zbsolve.formulas import FORMULAS, Sizes, by_formula, simulated, verified
+from zbsolve.baselines.formulas import FORMULAS, Sizes, by_formula, simulated, verified
 
 TIMES = ((1.0, 1.0, 1.0), (3.0, 4.0, 2.0), (2.0, 2.5, 0.5))
 

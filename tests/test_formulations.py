@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from zbsolve.errors import EnvironmentFailedError
-from zbsolve.formulation import FormulationResult, Status, canonical, make_ticks
 from zbsolve.formulations import milp
+from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.milp import solve_milp
-from zbsolve.graph import BW, B, F, Task, W
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate, simulate_for
+from zbsolve.formulations.ticks import make_ticks
+from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.simulator import simulate, simulate_for
+from zbsolve.search.canonical import canonical
 
 Solve = Callable[..., FormulationResult]
 

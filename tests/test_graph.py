@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from zbsolve.graph import BW, B, Edge, F, Task, TaskGraph, W, duration, predecessors
-from zbsolve.instance import equal_stages, make_instance
+from zbsolve.model.graph import (
+    BW,
+    B,
+    Edge,
+    F,
+    Task,
+    TaskGraph,
+    W,
+    duration,
+    predecessors,
+)
+from zbsolve.model.instance import equal_stages, make_instance
 
 
 def two_stages(t_bw: float | None) -> TaskGraph:

@@ -11,11 +11,11 @@ from typer.testing import CliRunner, Result
 
 from zbsolve import cli
 from zbsolve.errors import InputError
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.html import SCRIPTS, page, read, save_plan_page
 from zbsolve.report.viewer_data import KINDS, page_data, plan_lane, schedule_lane
-from zbsolve.solver import solve
+from zbsolve.solver.portfolio import solve
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ SOLVERS = {"pulp", "ortools", "highspy"}
 FRONT_DOORS = {
     "zbsolve/cli/running.py",
     "zbsolve/cli/measuring.py",
-    "zbsolve/predictions.py",
-    "zbsolve/demo.py",
+    "zbsolve/endtoend/predictions.py",
+    "zbsolve/endtoend/demo.py",
 }
 
 
@@ -92,7 +92,7 @@ def test_planners_import_neither_torch_nor_the_runtime(path: Path) -> None:
 def test_the_runtime_imports_no_solver(path: Path) -> None:
     """A node that runs plans needs only the plan file."""
     name, names = read(path)
-    forbidden = [*SOLVERS, "zbsolve.formulations", "zbsolve.solver", "zbsolve.heuristics"]
+    forbidden = [*SOLVERS, "zbsolve.formulations", "zbsolve.solver", "zbsolve.search"]
     for package in forbidden:
         assert not uses(names, package), f"{name} imports {package}"
 

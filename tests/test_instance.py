@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 from tests.strategies import small_instances
 from zbsolve.errors import InputError
-from zbsolve.instance import (
-    KINDS,
+from zbsolve.files.documents import KINDS
+from zbsolve.model.instance import (
     Instance,
     equal_stages,
     load_instance,

@@ -21,10 +21,18 @@ from tests.joint_oracle import (
     least_cost,
     random_problem,
 )
-from zbsolve.cluster import Cluster, DeviceGroup, Host, Link, device_classes, equal_cluster, load_cluster
 from zbsolve.errors import InfeasibleError, InputError, UndecidedError
-from zbsolve.instance import Instance
-from zbsolve.memory import require_feasible
+from zbsolve.model.instance import Instance
+from zbsolve.model.serial import require_feasible
+from zbsolve.partition.cluster import (
+    Cluster,
+    DeviceGroup,
+    Host,
+    Link,
+    device_classes,
+    equal_cluster,
+    load_cluster,
+)
 from zbsolve.partition.decisions import count_decisions
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, load_layers
 from zbsolve.partition.outcome import better_of, even_decision, even_plan
@@ -32,8 +40,8 @@ from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placeme
 from zbsolve.partition.relaxation import Relaxation
 from zbsolve.partition.search import JointResult, JointSearch, decide
 from zbsolve.partition.settled import settled_bound
-from zbsolve.plan import check_plan
-from zbsolve.verify import reverify
+from zbsolve.plan.check import check_plan
+from zbsolve.solver.verify import reverify
 
 TIMES = st.sampled_from([0.5, 1.0, 1.0, 2.0, 3.0])
 MEMORY = st.sampled_from([0.0, 0.5, 1.0, 2.0])

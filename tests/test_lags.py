@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given, settings
 
 from tests.strategies import small_instances
-from zbsolve.bounds import best_bound, window_bounds
+from zbsolve.benchmark.random_instances import random_instance
+from zbsolve.bounds.catalogue import best_bound, window_bounds
+from zbsolve.bounds.waits import Lag
 from zbsolve.errors import InfeasibleError
-from zbsolve.formulation import canonical
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.cpsat_lags import prove_lag
-from zbsolve.graph import F, Task
-from zbsolve.heuristics import presets
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.list_scheduler import ListScheduler, serial_orders
-from zbsolve.memory import require_feasible
-from zbsolve.plan import Plan, ProvenLag
-from zbsolve.precedence import Lag
-from zbsolve.random_instances import random_instance
-from zbsolve.simulator import simulate
-from zbsolve.solver import solve
-from zbsolve.verify import reverify
+from zbsolve.model.graph import F, Task
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.serial import require_feasible, serial_orders
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.certificate import ProvenLag
+from zbsolve.plan.plan import Plan
+from zbsolve.search.canonical import canonical
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import presets
+from zbsolve.solver.portfolio import solve
+from zbsolve.solver.verify import reverify
 
 SERIAL = equal_stages(2, 4, memory_cap=1)
 

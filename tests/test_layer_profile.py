@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from zbsolve.cli import app
 from zbsolve.errors import InputError
-from zbsolve.estimate import Machine, Shape, estimate
+from zbsolve.model.recompute import folded
 from zbsolve.partition.arithmetic import RATE, SHIPPED, estimate_layers
+from zbsolve.partition.estimate import Machine, Shape, estimate
 from zbsolve.partition.layers import Host, Keep, Layer, LayerProfile, join_profiles, load_layers, stage_of
-from zbsolve.recompute import folded
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -134,10 +134,10 @@ def test_shipped_models_are_what_the_arithmetic_gives() -> None:
 @needs_torch
 def test_layers_of_a_model_are_measured_and_compose(tmp_path: Path) -> None:
     """Two blocks and the head: memory of the composed stage is within 10 % of that stage measured whole."""
-    from zbsolve.runtime.layer_profiler import LayerOptions, measure_layers
-    from zbsolve.runtime.llama import Llama
-    from zbsolve.runtime.models import StageLayers
-    from zbsolve.runtime.split_backward import SplitStage
+    from zbsolve.runtime.backward.split import SplitStage
+    from zbsolve.runtime.measure.layer_profiler import LayerOptions, measure_layers
+    from zbsolve.runtime.models.llama import Llama
+    from zbsolve.runtime.models.pipeline_model import StageLayers
     from zbsolve.runtime.values import flatten
 
     profile = measure_layers(LayerOptions("tests.layer_models:tiny", 2, repeats=2, warmup=1), lambda _: None)
@@ -172,7 +172,7 @@ def test_a_lazy_model_holds_one_layer_at_a_time() -> None:
 
     import torch
 
-    from zbsolve.runtime.llama import Llama
+    from zbsolve.runtime.models.llama import Llama
 
     layers = Llama(hidden=16, blocks=2, heads=2, groups=1, feed_forward=16, vocabulary=20).layers
     first, second = layers[1], layers[1]
@@ -215,14 +215,14 @@ def test_the_joint_plan_beats_the_even_split_when_run() -> None:
 
     Prints predicted and measured makespans: medians of 5 steps, the best of 3 turns of each plan.
     """
-    from zbsolve.cluster import equal_cluster
+    from zbsolve.partition.cluster import equal_cluster
     from zbsolve.partition.outcome import even_plan
     from zbsolve.partition.problem import DecisionProblem
     from zbsolve.partition.search import decide
     from zbsolve.runtime.api import RunOptions, run_plan
-    from zbsolve.runtime.layer_profiler import LayerOptions, profile_layers
+    from zbsolve.runtime.measure.layer_profiler import LayerOptions, profile_layers
 
-    name = "zbsolve.runtime.llama:small"
+    name = "zbsolve.runtime.models.llama:small"
     problem = DecisionProblem(profile_layers(LayerOptions(name)), equal_cluster(2), 2, 8)
     joint, even = decide(problem, time_limit=20).plan, even_plan(problem, 20)
     assert even is not None

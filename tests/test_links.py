@@ -10,14 +10,25 @@ import pytest
 from tests.test_plan import plan_of
 from tests.test_simulator import one_f_one_b
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.formulas import Sizes, instance_for, placement_of
 from zbsolve.errors import InfeasibleError
-from zbsolve.formulas import Sizes, instance_for, placement_of
-from zbsolve.graph import BW, B, F, Task, W, predecessors
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.links import QUEUES, Queue, time_on_queues
-from zbsolve.plan import Plan, Program, assume_queue, check_plan, dry_run, lower
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    Task,
+    W,
+    predecessors,
+)
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.actions import Program
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.lowering import dry_run, lower
+from zbsolve.plan.make import assume_queue
+from zbsolve.plan.plan import Plan
+from zbsolve.plan.queues import QUEUES, Queue, time_on_queues
 
 
 def test_a_chain_needs_one_queue_by_hand() -> None:

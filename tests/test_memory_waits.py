@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
-from zbsolve.graph import B, F
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.memory import serial_program
-from zbsolve.precedence import MemoryWait, memory_precedences, memory_waits
+from zbsolve.bounds.waits import MemoryWait, memory_precedences, memory_waits
+from zbsolve.model.graph import B, F
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.serial import serial_program
 
 AMOUNTS = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 3.0])
 PEAKS = st.sampled_from([0.0, 0.0, 1.0, 2.0, 4.0])

@@ -9,15 +9,23 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from zbsolve import cli
-from zbsolve.cluster import Cluster, DeviceGroup
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, ModelCut, ModelFactory, equal_stages, load_instance, make_instance
+from zbsolve.model.instance import (
+    Instance,
+    ModelCut,
+    ModelFactory,
+    equal_stages,
+    load_instance,
+    make_instance,
+)
+from zbsolve.model.recut import recut
+from zbsolve.partition.cluster import Cluster, DeviceGroup
 from zbsolve.partition.layers import Keep, Layer, LayerProfile, join_profiles, load_layers
 from zbsolve.partition.problem import Decision, DecisionProblem
-from zbsolve.plan import load_plan
-from zbsolve.recut import recut
-from zbsolve.solver import solve
-from zbsolve.trace import load_trace, recalibrate
+from zbsolve.plan.plan import load_plan
+from zbsolve.solver.portfolio import solve
+from zbsolve.trace.compare import recalibrate
+from zbsolve.trace.trace import load_trace
 
 CUT = ModelCut(factory="shop.models:build", split="generic", layers_per_stage=(3, 2))
 
@@ -117,7 +125,7 @@ def test_a_partition_carries_the_model_where_the_split_is_all_that_changes(tmp_p
 def test_a_run_takes_what_is_left_open_from_the_plan() -> None:
     """Nothing given: the plan's model, split and cut, without a word. Each other thing given has its line."""
     pytest.importorskip("torch")
-    from zbsolve.runtime.options import RunOptions
+    from zbsolve.runtime.ranks.options import RunOptions
 
     def line(instance: Instance, **given: object) -> tuple[RunOptions, str]:
         options, notes = RunOptions(**given).for_instance(instance)  # type: ignore[arg-type]

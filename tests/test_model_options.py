@@ -10,18 +10,29 @@ from hypothesis import given, settings
 from tests.extended_strategies import Pair, earliest_ends, programs
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.dualpipe import bidirectional
-from zbsolve.bounds import best_bound
+from zbsolve.bounds.catalogue import best_bound
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.formulation import make_ticks
 from zbsolve.formulations.cpsat import solve_cpsat
-from zbsolve.graph import BW, B, F, R, Task, TaskGraph, W
-from zbsolve.instance import Instance, equal_stages, parse_instance
-from zbsolve.memory import memory_curve, peak_memory, require_feasible
-from zbsolve.plan import check_plan, dry_run, lower
-from zbsolve.recompute import fold, unfold
-from zbsolve.schedule import Schedule, TimedTask, _memory_by_definition, check
-from zbsolve.simulator import CycleError, simulate, simulate_for, simulate_least_span
-from zbsolve.solver import solve
+from zbsolve.formulations.ticks import make_ticks
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    TaskGraph,
+    W,
+)
+from zbsolve.model.instance import Instance, equal_stages, parse_instance
+from zbsolve.model.judge import _memory_by_definition, check
+from zbsolve.model.memory import memory_curve, peak_memory
+from zbsolve.model.recompute import fold, unfold
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.serial import require_feasible
+from zbsolve.model.simulator import CycleError, simulate, simulate_for, simulate_least_span
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.lowering import dry_run, lower
+from zbsolve.solver.portfolio import solve
 
 Program = tuple[Instance, tuple[tuple[Task, ...], ...], frozenset[Pair]]
 

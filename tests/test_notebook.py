@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from zbsolve.baselines import BASELINES
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.notebook import explorer
-from zbsolve.solver import certify, solve
+from zbsolve.solver.portfolio import certify, solve
 
 ROOT = Path(__file__).resolve().parent.parent
 

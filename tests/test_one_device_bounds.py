@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zbsolve.bounds import ONE_DEVICE_BOUNDS, Bound, backward_tail, forward_head, round_trip
-from zbsolve.instance import Instance, Stage, make_instance
+from zbsolve.bounds.bound import Bound
+from zbsolve.bounds.catalogue import ONE_DEVICE_BOUNDS
+from zbsolve.bounds.waits import back
+from zbsolve.bounds.ways import backward_tail, forward_head, round_trip
+from zbsolve.model.instance import Instance, Stage, make_instance
 from zbsolve.partition import relaxation
 from zbsolve.partition.relaxation import outline
-from zbsolve.precedence import back
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5])
 AMOUNTS = st.sampled_from([0.0, 0.5, 1.0, 2.0])

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from zbsolve.cli import app
 from zbsolve.errors import InputError
-from zbsolve.instance import load_instance
+from zbsolve.model.instance import load_instance
 from zbsolve.partition.splits import balanced_split, even_split, imbalance, stage_loads
-from zbsolve.plan import load_plan
-from zbsolve.solver import solve
+from zbsolve.plan.plan import load_plan
+from zbsolve.solver.portfolio import solve
 
 
 def test_equal_layers_and_a_head_worth_three() -> None:

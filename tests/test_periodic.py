@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from zbsolve.benchmark.random_instances import random_instance
 from zbsolve.formulations.cpsat_periodic import find_pattern
-from zbsolve.graph import BW
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.random_instances import random_instance
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate
+from zbsolve.model.graph import BW
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.judge import check
+from zbsolve.model.simulator import simulate
 
 
 def split(instance: Instance) -> tuple[bool, ...]:

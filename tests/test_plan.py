@@ -12,22 +12,15 @@ from hypothesis import strategies as st
 
 from tests.test_simulator import Names, one_f_one_b, random_orders, tasks_of
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.plan import (
-    Action,
-    Plan,
-    Program,
-    Proof,
-    SolverInfo,
-    check_plan,
-    dry_run,
-    load_plan,
-    lower,
-    make_plan,
-    order_messages,
-)
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.actions import Action, Program
+from zbsolve.plan.certificate import Proof, SolverInfo
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.lowering import dry_run, lower, order_messages
+from zbsolve.plan.make import make_plan
+from zbsolve.plan.plan import Plan, load_plan
 
 
 def plan_of(instance: Instance, schedule: Schedule, **changes: Any) -> Plan:

@@ -17,8 +17,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from zbsolve.errors import InputError
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan, check_plan, load_plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import Plan, load_plan
 from zbsolve.playground.app import DOWNLOADS, create_app
 from zbsolve.playground.settings import Settings, parse_settings
 

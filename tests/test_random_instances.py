@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from zbsolve.instance import Instance, place
-from zbsolve.memory import require_feasible
-from zbsolve.random_instances import SEEDS, random_instance
+from zbsolve.benchmark.random_instances import SEEDS, random_instance
+from zbsolve.model.instance import Instance, place
+from zbsolve.model.serial import require_feasible
 
 SUITE = [random_instance(seed) for seed in SEEDS]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.joint_oracle import every_decision, has_schedule_below, random_problem
-from zbsolve.bounds import all_bounds
+from zbsolve.bounds.catalogue import all_bounds
 from zbsolve.errors import InfeasibleError
-from zbsolve.instance import Instance
-from zbsolve.memory import require_feasible
+from zbsolve.model.instance import Instance
+from zbsolve.model.serial import require_feasible
 from zbsolve.partition.layers import Keep
 
 

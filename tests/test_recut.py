@@ -6,8 +6,8 @@ import pytest
 
 from zbsolve.baselines.dualpipe import bidirectional
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.recut import recut
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.recut import recut
 
 
 def unequal() -> Instance:

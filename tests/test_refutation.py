@@ -14,22 +14,25 @@ from numpy.typing import NDArray
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from tests.test_windows import KIND, some_schedules
-from zbsolve import device_states, refutation, solver
-from zbsolve.bounds import Bound, best_bound, window_bounds
-from zbsolve.device_states import DeviceStates
+from zbsolve.benchmark.random_instances import random_instance
+from zbsolve.bounds import device_states, refutation
+from zbsolve.bounds.bound import Bound
+from zbsolve.bounds.catalogue import best_bound, window_bounds
+from zbsolve.bounds.device_states import DeviceStates
+from zbsolve.bounds.refutation import Refutation, refuted_bounds, shaved_bounds
+from zbsolve.bounds.waits import Lag, LeastTime, back, backward_adds
+from zbsolve.bounds.windows import windows
 from zbsolve.errors import InfeasibleError
-from zbsolve.graph import F, W
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.list_scheduler import serial_orders
-from zbsolve.memory import require_feasible
-from zbsolve.plan import Plan, SolverInfo, check_plan, parse_plan
-from zbsolve.precedence import Lag, LeastTime, back, backward_adds
-from zbsolve.random_instances import random_instance
-from zbsolve.refutation import Refutation, refuted_bounds, shaved_bounds
-from zbsolve.simulator import simulate
-from zbsolve.solver import solve
-from zbsolve.verify import reverify
-from zbsolve.windows import windows
+from zbsolve.model.graph import F, W
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.serial import require_feasible, serial_orders
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.certificate import SolverInfo
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import Plan, parse_plan
+from zbsolve.solver import portfolio as solver
+from zbsolve.solver.portfolio import solve
+from zbsolve.solver.verify import reverify
 
 FloatArray = NDArray[np.float64]
 
@@ -236,7 +239,7 @@ def test_paths_alone_give_the_windows(instance: Instance, data: st.DataObject) -
         Lag(data.draw(stages), data.draw(distances), float(data.draw(st.integers(0, 30)))) for _ in range(2)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zbsolve.windows.MOST_COUNTING_STEPS", -1)
+        patch.setattr("zbsolve.bounds.windows.MOST_COUNTING_STEPS", -1)
         found = windows(instance, lags)
     heads, tails = np.full((3, S, m), -np.inf), np.full((3, S, m), -np.inf)
     heads[0, 0, 0], tails[2] = 0.0, 0.0
@@ -345,7 +348,7 @@ def test_the_rest_of_a_fused_backward_counts_to_the_end(monkeypatch: pytest.Monk
 
     Forced work would know by itself.
     """
-    monkeypatch.setattr("zbsolve.windows.MOST_COUNTING_STEPS", -1)
+    monkeypatch.setattr("zbsolve.bounds.windows.MOST_COUNTING_STEPS", -1)
     stage = {"device": 0, "t_f": 1.0, "t_b": 1.0, "t_w": 1.0, "t_bw": 2.0}
     instance = make_instance(num_devices=1, num_microbatches=2, stages=[stage])
     for objective in ("makespan", "span"):
@@ -372,7 +375,7 @@ def test_moves_are_followed_from_device_to_device(monkeypatch: pytest.MonkeyPatc
     assert Refutation(instance, "makespan").refutes(cost, least_move=np.inf) is False
     assert Refutation(instance, "makespan").refutes(cost) is True
     # A plan that says so is confirmed, however few moves are followed at first.
-    monkeypatch.setattr("zbsolve.verify.LEAST_MOVE", np.inf)
+    monkeypatch.setattr("zbsolve.solver.verify.LEAST_MOVE", np.inf)
     assert reverify(serial_plan(instance, Bound(cost, refutation.DEVICE_ORDERS, "as stated", 0))).confirmed
 
 
@@ -446,8 +449,8 @@ def test_what_could_not_be_gone_through_is_no_violation(monkeypatch: pytest.Monk
     above = serial_plan(instance, Bound(24.1, refutation.DEVICE_ORDERS, "as stated", 1))
     assert reverify(above).violation is not None
     for place, limit in (
-        ("zbsolve.refutation.MOST_STATES_OF_ONE", 10),
-        ("zbsolve.verify.SECONDS_FOR_REFUTATION", -1.0),
+        ("zbsolve.bounds.refutation.MOST_STATES_OF_ONE", 10),
+        ("zbsolve.solver.verify.SECONDS_FOR_REFUTATION", -1.0),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, limit)

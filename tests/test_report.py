@@ -9,27 +9,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from zbsolve.baselines.comparison import compare_with_baselines, gain_text, one_f_one_b_cost
 from zbsolve.errors import InputError
-from zbsolve.graph import B, F, Task, W
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.bubble import bubble_rate
+from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.plan import Plan
 from zbsolve.report.chrome_trace import chrome_trace, chrome_trace_of_measurement, save_chrome_trace
-from zbsolve.report.comparison import compare_with_baselines, gain_text, one_f_one_b_cost
 from zbsolve.report.figures import save_instance_figure, save_plan_figure, save_trace_figure
-from zbsolve.report.text import (
-    certificate_table,
-    comparison_memory_table,
-    comparison_table,
-    gantt,
-    gradients_text,
-    memory_table,
-    prediction_table,
-    run_lines,
-)
-from zbsolve.report.timeline import bubble_rate, instance_of_trace, measured_schedule, measured_waits
-from zbsolve.simulator import simulate
-from zbsolve.solver import certify, solve
-from zbsolve.trace import Event, GradientCheck, Step, Trace, compare
+from zbsolve.report.gantt_text import gantt
+from zbsolve.report.run_text import gradients_text, prediction_table, run_lines
+from zbsolve.report.text import certificate_table, comparison_memory_table, comparison_table, memory_table
+from zbsolve.report.timeline import instance_of_trace, measured_schedule, measured_waits
+from zbsolve.solver.portfolio import certify, solve
+from zbsolve.trace.compare import compare
+from zbsolve.trace.trace import Event, GradientCheck, Step, Trace
 
 
 def one_f_one_b_split(instance: Instance) -> list[list[Task]]:

@@ -8,11 +8,20 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
 from tests.strategies import small_instances
-from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.memory import peak_memory
-from zbsolve.schedule import Schedule, TimedTask, check
-from zbsolve.simulator import simulate
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    TaskKind,
+    W,
+)
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import peak_memory
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.simulator import simulate
 
 
 def timed(text: str) -> tuple[TimedTask, ...]:

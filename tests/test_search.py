@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given, settings
 
 from tests.strategies import small_instances
-from zbsolve.backbone_search import BackboneSearch
 from zbsolve.errors import InfeasibleError
-from zbsolve.formulation import canonical
-from zbsolve.heuristics import PolicyRace, automatic, presets
-from zbsolve.instance import Instance, equal_stages, make_instance, place
-from zbsolve.list_scheduler import ListScheduler, decode, serial_orders
-from zbsolve.local_search import OrderSearch
-from zbsolve.memory import require_feasible, serial_program
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate
+from zbsolve.model.instance import Instance, equal_stages, make_instance, place
+from zbsolve.model.judge import check
+from zbsolve.model.serial import require_feasible, serial_orders, serial_program
+from zbsolve.model.simulator import simulate
+from zbsolve.search.arrays import decode
+from zbsolve.search.backbones import BackboneSearch
+from zbsolve.search.canonical import canonical
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.orders import OrderSearch
+from zbsolve.search.policies import PolicyRace, automatic, presets
 
 
 def random_instance(seed: int, placement: str, fuse: bool = False) -> Instance:

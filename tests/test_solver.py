@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
-import zbsolve.solver as solver_module
+import zbsolve.solver.portfolio as solver_module
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from tests.test_search import random_instance
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import check_plan
-from zbsolve.solver import Progress, solve
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.plan.check import check_plan
+from zbsolve.solver.portfolio import Progress, solve
 
 
 @pytest.fixture(scope="module")

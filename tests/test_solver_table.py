@@ -11,14 +11,15 @@ from collections.abc import Callable
 import pytest
 
 from zbsolve.errors import InfeasibleError
-from zbsolve.formulation import FormulationResult, Status
+from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.milp import solve_milp
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.plan import check_plan
-from zbsolve.schedule import Schedule, check
-from zbsolve.simulator import simulate_for
-from zbsolve.solver import solve
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate_for
+from zbsolve.plan.check import check_plan
+from zbsolve.solver.portfolio import solve
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:pulp")
 

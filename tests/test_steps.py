@@ -13,12 +13,12 @@ from tests.extended_strategies import Pair, programs
 from zbsolve.baselines import BASELINES
 from zbsolve.cli import app
 from zbsolve.errors import InputError
-from zbsolve.files import write_text_atomically
-from zbsolve.graph import Task
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.simulator import simulate, simulate_least_span
-from zbsolve.solver import solve
-from zbsolve.steps import run_steps, steady_period
+from zbsolve.files.atomic import write_text_atomically
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.simulator import simulate, simulate_least_span
+from zbsolve.model.steps import run_steps, steady_period
+from zbsolve.solver.portfolio import solve
 
 Program = tuple[Instance, tuple[tuple[Task, ...], ...], frozenset[Pair]]
 

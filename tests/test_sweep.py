@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from zbsolve.cli import app
-from zbsolve.cluster import Cluster, DeviceGroup, Link, equal_cluster, load_cluster
 from zbsolve.errors import EnvironmentFailedError, InputError
+from zbsolve.partition.cluster import Cluster, DeviceGroup, Link, equal_cluster, load_cluster
 from zbsolve.partition.layers import Layer, LayerProfile, load_layers
 from zbsolve.sweep.grid import Config, Grid, Inputs, Outcome, all_reduce, evaluate
 from zbsolve.sweep.pareto import num_devices, pareto_front, peak_memory, time_per_sample

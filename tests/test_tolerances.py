@@ -14,20 +14,22 @@ from typer.testing import CliRunner
 
 from tests.extended_strategies import extended_instances
 from tests.strategies import small_instances
-from zbsolve.bounds import all_bounds
+from zbsolve.bounds.catalogue import all_bounds
 from zbsolve.cli import app
 from zbsolve.errors import InfeasibleError
-from zbsolve.graph import F
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.list_scheduler import serial_orders
-from zbsolve.memory import peak_memory, serial_program
-from zbsolve.plan import Plan, check_plan, load_plan
-from zbsolve.schedule import Schedule, TimedTask, check
-from zbsolve.simulator import simulate
-from zbsolve.solver import solve
-from zbsolve.tolerances import MEMORY_RTOL
-from zbsolve.verify import reverify
-from zbsolve.work_bounds import is_extended
+from zbsolve.model.graph import F
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import peak_memory
+from zbsolve.model.options import is_extended
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.serial import serial_orders, serial_program
+from zbsolve.model.simulator import simulate
+from zbsolve.model.tolerances import MEMORY_RTOL
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import Plan, load_plan
+from zbsolve.solver.portfolio import solve
+from zbsolve.solver.verify import reverify
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 TIMES = ("t_f", "t_b", "t_w", "t_bw", "t_r", "t_fb")

@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from tests.extended_strategies import programs
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError
-from zbsolve.graph import BW, B, F, R, Task, W
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.recompute import unfold
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate
-from zbsolve.torch_csv import export_torch_csv, import_torch_csv
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    W,
+)
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.recompute import unfold
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.torch_csv import export_torch_csv, import_torch_csv
 
 # 1F1B of p = 2, m = 2 with split backward: rank 0 warms up with one more F.
 TEXT = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from zbsolve.errors import InputError
-from zbsolve.graph import B, F, Task, W
-from zbsolve.instance import Instance, equal_stages
-from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
-from zbsolve.simulator import simulate
-from zbsolve.trace import Event, Step, Trace, compare, load_trace, recalibrate, step_makespan
+from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.certificate import Proof, SolverInfo
+from zbsolve.plan.make import make_plan
+from zbsolve.plan.plan import Plan
+from zbsolve.trace.compare import compare, recalibrate
+from zbsolve.trace.trace import Event, Step, Trace, load_trace, step_makespan
 
 # p=2, m=1: F0 [0,1], F1 [1,2], B1 [2,3], W1 [3,4], B0 [3,4], W0 [4,5]: makespan 5.
 ORDERS = [[Task(k, d, 0) for k in (F, B, W)] for d in range(2)]

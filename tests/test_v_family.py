@@ -11,12 +11,12 @@ import pytest
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.building_block import Block, v_half, v_min
 from zbsolve.baselines.zb_v import zb_v_candidates
+from zbsolve.benchmark.random_instances import random_instance
 from zbsolve.errors import InputError
-from zbsolve.instance import equal_stages, load_instance, make_instance
-from zbsolve.memory import peak_memory
-from zbsolve.random_instances import random_instance
-from zbsolve.schedule import check
-from zbsolve.simulator import simulate
+from zbsolve.model.instance import equal_stages, load_instance, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.memory import peak_memory
+from zbsolve.model.simulator import simulate
 
 KNOWN = json.loads((resources.files("zbsolve.instances") / "known.json").read_text())["instances"]
 BIG = "zbv-p24-m192", "zbv-p32-m96", "zbv-p32-m128", "zbv-p32-m256"

@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from tests.strategies import small_instances
-from zbsolve import forced_work
-from zbsolve.bounds import best_bound
+from zbsolve.benchmark.random_instances import random_instance
+from zbsolve.bounds import forced_work
+from zbsolve.bounds.catalogue import best_bound
+from zbsolve.bounds.waits import back
+from zbsolve.bounds.windows import windows
 from zbsolve.errors import InfeasibleError
-from zbsolve.formulation import canonical
 from zbsolve.formulations.cpsat import CpSatModel
-from zbsolve.graph import BW, B, F, W
-from zbsolve.heuristics import presets
-from zbsolve.instance import Instance, equal_stages, make_instance
-from zbsolve.list_scheduler import ListScheduler, serial_orders
-from zbsolve.memory import require_feasible
-from zbsolve.precedence import back
-from zbsolve.random_instances import random_instance
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate
-from zbsolve.windows import windows
+from zbsolve.model.graph import BW, B, F, W
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.serial import require_feasible, serial_orders
+from zbsolve.model.simulator import simulate
+from zbsolve.search.canonical import canonical
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import presets
 
 FloatArray = NDArray[np.float64]
 
@@ -96,7 +96,7 @@ def least_over_all_states(
     least_closed: int,
     rest_first: bool,
 ) -> float:
-    """What :func:`zbsolve.forced_work.least_time_before` promises, by trying every state there is."""
+    """What :func:`zbsolve.bounds.forced_work.least_time_before` promises, by trying every state there is."""
     rows, m = 2 * chain, heads.shape[1]
     best = math.inf
     for ran in product(range(m + 1), repeat=rows):

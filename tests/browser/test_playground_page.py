@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Pages
-from zbsolve.instance import equal_stages
-from zbsolve.plan import check_plan, load_plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.check import check_plan
+from zbsolve.plan.plan import load_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.browser.conftest import Pages
 from zbsolve.baselines import BASELINES
-from zbsolve.instance import equal_stages
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.html import save_plan_page
-from zbsolve.solver import certify, solve
-from zbsolve.trace import Event, Step, Trace
+from zbsolve.solver.portfolio import certify, solve
+from zbsolve.trace.trace import Event, Step, Trace
 
 CHART = "zbsolveViewer.current.chart"
 

@@ -10,13 +10,13 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.baselines import BASELINES
-from zbsolve.memory_check import compare_memory
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
-from zbsolve.runtime.executor import CudaClock
-from zbsolve.runtime.green import GreenStreams
-from zbsolve.runtime.lanes import CudaStreams, Issued, Lanes, arrange
-from zbsolve.solver import certify, solve
-from zbsolve.trace import compare
+from zbsolve.runtime.execute.executor import CudaClock
+from zbsolve.runtime.execute.green import GreenStreams
+from zbsolve.runtime.execute.lanes import CudaStreams, Issued, Lanes, arrange
+from zbsolve.solver.portfolio import certify, solve
+from zbsolve.trace.compare import compare
+from zbsolve.trace.memory_check import compare_memory
 
 pytestmark = [
     pytest.mark.gpu,

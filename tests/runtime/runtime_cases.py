@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbsolve.graph import BW, B, F, Task, W
-from zbsolve.instance import Instance, make_instance, place
-from zbsolve.plan import Plan, Proof, SolverInfo, make_plan
-from zbsolve.runtime.models import MicroBatch, cut_rows
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate
+from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.instance import Instance, make_instance, place
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate
+from zbsolve.plan.certificate import Proof, SolverInfo
+from zbsolve.plan.make import make_plan
+from zbsolve.plan.plan import Plan
+from zbsolve.runtime.models.pipeline_model import MicroBatch, cut_rows
 
 
 def instance(p: int, m: int, placement: str = "linear", *, time: float = 1.0) -> Instance:
@@ -539,7 +541,7 @@ def gpt2_of_transformers(tied: bool) -> Any:
 
 def tied_gpt2() -> Any:
     """That GPT-2 as a pipeline model, head and embedding one weight."""
-    from zbsolve.runtime.adapters import causal_lm
+    from zbsolve.runtime.models.adapters import causal_lm
 
     return causal_lm(gpt2_of_transformers(True), _rows_of_ids)
 
@@ -550,21 +552,21 @@ def _rows_of_ids(step: int) -> torch.Tensor:
 
 def small_llama() -> Any:
     """That Llama as a pipeline model."""
-    from zbsolve.runtime.adapters import causal_lm
+    from zbsolve.runtime.models.adapters import causal_lm
 
     return causal_lm(llama_of_transformers(), _rows_of_ids)
 
 
 def small_mixtral() -> Any:
     """That Mixtral as a pipeline model."""
-    from zbsolve.runtime.adapters import causal_lm
+    from zbsolve.runtime.models.adapters import causal_lm
 
     return causal_lm(mixtral_of_transformers(), _rows_of_ids)
 
 
 def small_sequential() -> Any:
     """An nn.Sequential of nine layers as a pipeline model."""
-    from zbsolve.runtime.adapters import sequential
+    from zbsolve.runtime.models.adapters import sequential
 
     def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(step)
@@ -576,7 +578,7 @@ def small_sequential() -> Any:
 
 def padded_llama() -> Any:
     """That Llama on rows with up to 3 tokens of padding, on the right."""
-    from zbsolve.runtime.adapters import causal_lm
+    from zbsolve.runtime.models.adapters import causal_lm
 
     def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
         ids = torch.randint(0, 40, (6, 8), generator=torch.Generator().manual_seed(step))

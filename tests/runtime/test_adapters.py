@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from zbsolve.errors import InputError
-from zbsolve.runtime.adapters import causal_lm, sequential
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
-from zbsolve.runtime.models import PipelineModel
-from zbsolve.trace import load_trace
+from zbsolve.runtime.models.adapters import causal_lm, sequential
+from zbsolve.runtime.models.pipeline_model import PipelineModel
+from zbsolve.trace.trace import load_trace
 
 pytest.importorskip("transformers")
 

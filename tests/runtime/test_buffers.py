@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.buffers import BufferPool
-from zbsolve.runtime.split_backward import Mechanism, SplitStage
+from zbsolve.runtime.backward.split import Mechanism, SplitStage
+from zbsolve.runtime.execute.buffers import BufferPool
 from zbsolve.runtime.values import TENSOR
 
 SIZE = 6 * 10 * 4  # bytes of the inputs below

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from zbsolve.baselines import BASELINES
-from zbsolve.formulas import Sizes, instance_for
-from zbsolve.plan import Plan
+from zbsolve.baselines.formulas import Sizes, instance_for
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import RunOptions, run_plan, train
-from zbsolve.solver import certify
+from zbsolve.solver.portfolio import certify
 
 
 def plan_of(name: str, p: int, m: int) -> Plan:

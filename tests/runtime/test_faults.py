@@ -11,10 +11,10 @@ import runtime_cases as cases
 from test_run import live_ranks
 
 from zbsolve.errors import EnvironmentFailedError
-from zbsolve.plan import Plan
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.faults import Fault
-from zbsolve.trace import compare
+from zbsolve.runtime.ranks.faults import Fault
+from zbsolve.trace.compare import compare
 
 TIMEOUT = 4.0
 

@@ -15,13 +15,21 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import InputError
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.executor import Executor, pairs_of
-from zbsolve.runtime.gradients import compare_gradients, reference_gradients, weight_orders
-from zbsolve.runtime.lanes import ASIDE, COMPUTE, Issued, Lanes, Launch, arrange, issued
-from zbsolve.runtime.models import load_model
-from zbsolve.runtime.stages import RealStages
+from zbsolve.runtime.execute.executor import Executor, pairs_of
+from zbsolve.runtime.execute.lanes import (
+    ASIDE,
+    COMPUTE,
+    Issued,
+    Lanes,
+    Launch,
+    arrange,
+    issued,
+)
+from zbsolve.runtime.execute.stages import RealStages
+from zbsolve.runtime.execute.transport import Transport
+from zbsolve.runtime.models.load import load_model
 from zbsolve.runtime.status import Status
-from zbsolve.runtime.transport import Transport
+from zbsolve.runtime.training.gradients import compare_gradients, reference_gradients, weight_orders
 
 
 class Stream:

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zbsolve.instance import equal_stages
-from zbsolve.memory_check import compare_memory
-from zbsolve.plan import Plan
+from zbsolve.model.instance import equal_stages
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
-from zbsolve.runtime.outcome import Outcome
-from zbsolve.runtime.profiler import build_instance
-from zbsolve.runtime.split_backward import Mechanism, SplitStage
+from zbsolve.runtime.backward.split import Mechanism, SplitStage
+from zbsolve.runtime.measure.profiler import build_instance
+from zbsolve.runtime.ranks.outcome import Outcome
 from zbsolve.runtime.values import TENSOR
-from zbsolve.trace import Event, Step, Trace
+from zbsolve.trace.memory_check import compare_memory
+from zbsolve.trace.trace import Event, Step, Trace
 
 
 def profiled_plan(split: Mechanism) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zbsolve.runtime.overhead import LAYERS, SCHEDULES, measure_overhead
+from zbsolve.runtime.measure.overhead import LAYERS, SCHEDULES, measure_overhead
 
 
 def test_the_executor_adds_less_than_torchs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zbsolve.predictions import Prediction, emulated, misordered
+from zbsolve.endtoend.predictions import Prediction, emulated, misordered
 
 
 def test_a_small_run_of_every_kind() -> None:

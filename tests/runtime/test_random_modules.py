@@ -13,7 +13,7 @@ from test_split_backward import pipeline, reference
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zbsolve.runtime.split_backward import Mechanism
+from zbsolve.runtime.backward.split import Mechanism
 
 WIDTH = 4
 

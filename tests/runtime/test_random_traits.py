@@ -31,12 +31,12 @@ from trap_models import (
     WritesInput,
 )
 
-from zbsolve.runtime.boundary import Boundary, memory_of
+from zbsolve.runtime.backward.split import Mechanism, SplitStage
+from zbsolve.runtime.execute.boundary import Boundary, memory_of
+from zbsolve.runtime.execute.transport import Shape
+from zbsolve.runtime.execute.walk import Walk
 from zbsolve.runtime.randomness import set_seed, step_seed
-from zbsolve.runtime.split_backward import Mechanism, SplitStage
-from zbsolve.runtime.transport import Shape
 from zbsolve.runtime.values import flatten
-from zbsolve.runtime.walk import Walk
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "block": Block,

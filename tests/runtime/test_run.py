@@ -14,12 +14,13 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError
-from zbsolve.graph import BW, B, F, W
-from zbsolve.plan import Plan
+from zbsolve.model.graph import BW, B, F, W
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
-from zbsolve.runtime.gradients import reference_gradients, weight_orders
-from zbsolve.runtime.models import load_model
-from zbsolve.trace import Trace, compare, load_trace
+from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.training.gradients import reference_gradients, weight_orders
+from zbsolve.trace.compare import compare
+from zbsolve.trace.trace import Trace, load_trace
 
 
 def run(plan: Plan, model: str, **options: object) -> Trace:
@@ -155,7 +156,7 @@ def test_killed_parent_leaves_no_rank_behind(tmp_path: Path) -> None:
     """When whoever started the ranks is killed, they end by themselves, blocked or not."""
     linear_plan().save(tmp_path / "plan.json")
     code = (
-        "import sys; from zbsolve.plan import load_plan\n"
+        "import sys; from zbsolve.plan.plan import load_plan\n"
         "from zbsolve.runtime.api import RunOptions, run_plan\n"
         "run_plan(load_plan(sys.argv[1]), RunOptions(model='runtime_cases:hangs', timeout=100.0))"
     )

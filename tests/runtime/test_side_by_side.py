@@ -16,15 +16,15 @@ from test_lanes import Recorder, issue_all
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.graph import Task, TaskKind, predecessors
-from zbsolve.plan import Plan
+from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.green import GreenStreams
-from zbsolve.runtime.lanes import StreamApi, arrange_devices, issued
-from zbsolve.runtime.options import Job
-from zbsolve.runtime.outcome import Outcome
-from zbsolve.runtime.rank import Rank
-from zbsolve.runtime.side_by_side import on_one_device
+from zbsolve.runtime.execute.green import GreenStreams
+from zbsolve.runtime.execute.lanes import StreamApi, arrange_devices, issued
+from zbsolve.runtime.execute.side_by_side import on_one_device
+from zbsolve.runtime.ranks.options import Job
+from zbsolve.runtime.ranks.outcome import Outcome
+from zbsolve.runtime.ranks.rank import Rank
 from zbsolve.runtime.status import Status
 
 PLANS = [("zb-h1", 4, 8), ("zb-v", 3, 6), ("interleaved", 2, 4)]

@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from zbsolve.errors import InputError
-from zbsolve.runtime.models import GPT, StageLayers
-from zbsolve.runtime.refusals import refuse_graph, refuse_unsupported
-from zbsolve.runtime.split_backward import Mechanism, SplitStage
-from zbsolve.runtime.transients import LiveTensors
+from zbsolve.runtime.backward.refusals import refuse_graph, refuse_unsupported
+from zbsolve.runtime.backward.split import Mechanism, SplitStage
+from zbsolve.runtime.execute.transients import LiveTensors
+from zbsolve.runtime.models.gpt import GPT
+from zbsolve.runtime.models.pipeline_model import StageLayers
 from zbsolve.runtime.values import TENSOR, flatten, unflatten
 
 MECHANISMS: tuple[Mechanism, ...] = ("deferred", "generic")

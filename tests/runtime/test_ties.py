@@ -11,11 +11,12 @@ from test_catalogue_runs import plan_of as catalogue_plan
 from test_training import alone, losses, plan_of, run
 
 from zbsolve.errors import InputError
-from zbsolve.plan import Plan
-from zbsolve.runtime.checkpoint import read
-from zbsolve.runtime.copies import Held, find_ties
-from zbsolve.runtime.models import StageLayers, load_model, stage_ranges
-from zbsolve.runtime.outcome import Outcome
+from zbsolve.plan.plan import Plan
+from zbsolve.runtime.execute.copies import Held, find_ties
+from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.models.pipeline_model import StageLayers, stage_ranges
+from zbsolve.runtime.ranks.outcome import Outcome
+from zbsolve.runtime.training.checkpoint import read
 
 both = pytest.mark.parametrize("split", ["deferred", "generic"])
 

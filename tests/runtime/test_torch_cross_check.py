@@ -12,11 +12,11 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.baselines import BASELINES
-from zbsolve.formulas import Sizes, instance_for
+from zbsolve.baselines.formulas import Sizes, instance_for
+from zbsolve.plan.torch_csv import Grammar, export_torch_csv
 from zbsolve.runtime.api import RunOptions, run_plan
-from zbsolve.runtime.gradients import reference_gradients, weight_orders
-from zbsolve.solver import certify
-from zbsolve.torch_csv import Grammar, export_torch_csv
+from zbsolve.runtime.training.gradients import reference_gradients, weight_orders
+from zbsolve.solver.portfolio import certify
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.errors import InputError
-from zbsolve.plan import Plan
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import RunOptions, train
-from zbsolve.runtime.checkpoint import read
-from zbsolve.runtime.models import StageLayers, load_model, stage_ranges
-from zbsolve.runtime.outcome import Outcome
+from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.models.pipeline_model import StageLayers, stage_ranges
 from zbsolve.runtime.randomness import set_seed, step_seed
+from zbsolve.runtime.ranks.outcome import Outcome
+from zbsolve.runtime.training.checkpoint import read
 
 
 def plan_of(p: int = 2, m: int = 4) -> Plan:

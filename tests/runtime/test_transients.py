@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from zbsolve.runtime.profiler import peaks
-from zbsolve.runtime.split_backward import Mechanism, SplitStage
-from zbsolve.runtime.transients import LiveTensors, measure_rise
+from zbsolve.runtime.backward.split import Mechanism, SplitStage
+from zbsolve.runtime.execute.transients import LiveTensors, measure_rise
+from zbsolve.runtime.measure.profiler import peaks
 from zbsolve.runtime.values import TENSOR
 
 CPU = torch.device("cpu")

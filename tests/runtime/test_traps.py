@@ -13,13 +13,14 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.graph import BW, B, Task, W
-from zbsolve.plan import Plan
+from zbsolve.model.graph import BW, B, Task, W
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, train
-from zbsolve.runtime.checkpoint import read
-from zbsolve.runtime.gradients import weight_orders
-from zbsolve.runtime.models import load_model, stage_ranges
+from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.models.pipeline_model import stage_ranges
 from zbsolve.runtime.randomness import data_seed, set_seed, step_seed
+from zbsolve.runtime.training.checkpoint import read
+from zbsolve.runtime.training.gradients import weight_orders
 
 RATE = 0.1
 CPU = torch.device("cpu")

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve.demo import emulated_instance
-from zbsolve.plan import Plan
+from zbsolve.endtoend.demo import emulated_instance
+from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, profile_model
-from zbsolve.solver import solve
-from zbsolve.trace import Trace, compare, load_trace
+from zbsolve.solver.portfolio import solve
+from zbsolve.trace.compare import compare
+from zbsolve.trace.trace import Trace, load_trace
 
 HOSTS = {"zbhost0": "10.77.31.1", "zbhost1": "10.77.31.2"}
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trap_models import Pair, Registered, Unregistered
 
 from zbsolve.errors import InputError
-from zbsolve.runtime.boundary import Boundary, memory_of
-from zbsolve.runtime.models import cut_rows
-from zbsolve.runtime.transport import solid_of
+from zbsolve.runtime.execute.boundary import Boundary, memory_of
+from zbsolve.runtime.execute.transport import solid_of
+from zbsolve.runtime.models.pipeline_model import cut_rows
 from zbsolve.runtime.values import TENSOR, Spec, flatten, unflatten
 
 tensors = st.integers(0, 3).map(lambda n: torch.arange(float(n)))

@@ -14,7 +14,7 @@ from runtime_cases import Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from zbsolve.runtime.models import MicroBatch, cut_rows
+from zbsolve.runtime.models.pipeline_model import MicroBatch, cut_rows
 
 WIDTH = 6
 

@@ -10,7 +10,7 @@ from zbsolve.baselines.one_f_one_b import BREADTH_FIRST, INTERLEAVED, ONE_F_ONE_
 from zbsolve.baselines.zb_v import ZB_V
 from zbsolve.baselines.zero_bubble import ZB_H1, ZB_H2
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance
+from zbsolve.model.instance import Instance
 
 
 class _Catalogue(dict[str, Baseline]):

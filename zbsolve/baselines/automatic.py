@@ -14,9 +14,9 @@ from functools import partial
 from zbsolve.baselines.base import Baseline, DeviceOrders, is_linear
 from zbsolve.baselines.greedy import Greedy, greedy_candidates
 from zbsolve.errors import InputError
-from zbsolve.heuristics import affordable_patiences, automatic
-from zbsolve.instance import Instance
-from zbsolve.list_scheduler import ListScheduler
+from zbsolve.model.instance import Instance
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import affordable_patiences, automatic
 
 
 def orders_at(cap: str, instance: Instance) -> DeviceOrders:

@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zbsolve.errors import InputError
-from zbsolve.graph import BW, B, F, R, Task, W
-from zbsolve.instance import Instance, Placement
-from zbsolve.memory import NO_PAIRS, Pairs
-from zbsolve.recompute import fold, unfold
-from zbsolve.schedule import Schedule
-from zbsolve.simulator import simulate_for
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    W,
+)
+from zbsolve.model.instance import Instance, Placement
+from zbsolve.model.memory import NO_PAIRS, Pairs
+from zbsolve.model.recompute import fold, unfold
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import simulate_for
 
 DeviceOrders = tuple[tuple[Task, ...], ...]
 
@@ -24,9 +31,10 @@ class Baseline:
     memory cap: whether the result fits is for the caller to check. A schedule is timed on ``adapt(instance)``
     where it has one (GPipe with its backward fused, DualPipe with two replicas), which raises likewise; an
     ``automatic`` one brings its own memory cap. ``placement`` is the one that it needs (None: any), which
-    :mod:`zbsolve.recut` can make of another. ``pairs`` says which of the orders' neighbours F and BW run
-    overlapped. ``seconds_a_task`` is about what the generator takes, by which a search under a limit decides
-    whether it has time for it. Recomputation is no generator's business: R comes right before its backward.
+    :mod:`zbsolve.model.recut` can make of another. ``pairs`` says which of the orders' neighbours F and BW
+    run overlapped. ``seconds_a_task`` is about what the generator takes, by which a search under a limit
+    decides whether it has time for it. Recomputation is no generator's business: R comes right before its
+    backward.
     """
 
     name: str

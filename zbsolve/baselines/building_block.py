@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, require_v
-from zbsolve.graph import B, F, Task, W
-from zbsolve.instance import Instance
+from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.instance import Instance
 
 PERIOD = 6
 

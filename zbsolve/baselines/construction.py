@@ -9,10 +9,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from zbsolve.graph import BW, B, F, Task, TaskKind, W, duration, needs
-from zbsolve.instance import Instance
-from zbsolve.memory import effect
-from zbsolve.tolerances import memory_limit
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    Task,
+    TaskKind,
+    W,
+    duration,
+    needs,
+)
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import effect
+from zbsolve.model.tolerances import memory_limit
 
 
 class StuckError(Exception):

@@ -30,9 +30,16 @@ from typing import NamedTuple
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused, require_linear, require_v
 from zbsolve.errors import InputError
-from zbsolve.graph import BW, B, F, Task, TaskKind, W
-from zbsolve.instance import Instance
-from zbsolve.memory import Pairs
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    Task,
+    TaskKind,
+    W,
+)
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import Pairs
 
 
 class _Door(NamedTuple):

@@ -7,8 +7,8 @@ backward: at t_b = 2 t_f the backward grows from 2 t_f to 3 t_f, a third more wo
 from __future__ import annotations
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused
-from zbsolve.graph import BW, F, Task
-from zbsolve.instance import Instance
+from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.instance import Instance
 
 
 def orders(instance: Instance) -> DeviceOrders:

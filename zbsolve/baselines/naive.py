@@ -7,8 +7,8 @@ the bubble is (p - 1)(t_f + t_b) per micro-batch, r = t_bubble / t_ideal = p - 1
 from __future__ import annotations
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused
-from zbsolve.graph import BW, F, Task
-from zbsolve.instance import Instance
+from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.instance import Instance
 
 
 def orders(instance: Instance) -> DeviceOrders:

@@ -20,8 +20,8 @@ from zbsolve.baselines.base import (
     require_linear,
 )
 from zbsolve.errors import InputError
-from zbsolve.graph import BW, F, Task
-from zbsolve.instance import Instance
+from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.instance import Instance
 
 
 def orders_1f1b(instance: Instance) -> DeviceOrders:

@@ -9,8 +9,8 @@ from zbsolve.baselines.base import (
     one_forward_one_backward,
     require_linear,
 )
-from zbsolve.graph import B, Task, W
-from zbsolve.instance import Instance
+from zbsolve.model.graph import B, Task, W
+from zbsolve.model.instance import Instance
 
 
 def _orders(instance: Instance, warmups: list[int], delays: list[int]) -> DeviceOrders:

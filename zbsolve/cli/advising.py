@@ -19,8 +19,8 @@ from zbsolve.cli.inputs import (
 )
 
 if TYPE_CHECKING:
-    from zbsolve.advise import Advice
     from zbsolve.partition.search import JointResult
+    from zbsolve.sweep.advise import Advice
     from zbsolve.sweep.grid import Inputs
 
 
@@ -50,7 +50,7 @@ def advise_command(
     figures behind it, the next best, and what would change the answer. Among ways within 1 % of the fastest
     it takes the simplest.
     """
-    from zbsolve.advise import advise
+    from zbsolve.sweep.advise import advise
 
     check_writable(plan)
     require_positive(time_limit, "--time-limit")
@@ -80,8 +80,8 @@ def advise_command(
 
 
 def _solve(inputs: Inputs, advice: Advice, time_limit: float) -> JointResult:
-    from zbsolve.advise import problem_of
     from zbsolve.partition.search import decide
+    from zbsolve.sweep.advise import problem_of
 
     return decide(problem_of(inputs, advice.best), time_limit=time_limit)
 

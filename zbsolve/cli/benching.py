@@ -13,9 +13,9 @@ from zbsolve.cli.inputs import LimitOption, Objective, SeedOption, check_writabl
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from zbsolve.bench import Case
-    from zbsolve.plan import Plan
-    from zbsolve.solver import Progress
+    from zbsolve.benchmark.run import Case
+    from zbsolve.plan.plan import Plan
+    from zbsolve.solver.portfolio import Progress
 
 
 @command("bench")
@@ -56,9 +56,16 @@ def bench_command(
     """
     from datetime import date
 
-    from zbsolve.bench import OBJECTIVES, Report, Row, make_cases, run_cases, summarise
-    from zbsolve.files import write_json_atomically
-    from zbsolve.known import improved, load_known, save_known, shipped_path
+    from zbsolve.benchmark.known import improved, load_known, save_known, shipped_path
+    from zbsolve.benchmark.run import (
+        OBJECTIVES,
+        Report,
+        Row,
+        make_cases,
+        run_cases,
+        summarise,
+    )
+    from zbsolve.files.atomic import write_json_atomically
     from zbsolve.report.bench_tables import (
         plain_line,
         summary_lines,
@@ -66,7 +73,7 @@ def bench_command(
         table_row,
         write_markdown,
     )
-    from zbsolve.solver import SOLVERS
+    from zbsolve.solver.portfolio import SOLVERS
 
     for path in (output, markdown):
         check_writable(path)

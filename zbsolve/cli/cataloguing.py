@@ -28,8 +28,8 @@ def catalogue_command(
 
     Exit 0, or 1 if anything is not as it should be.
     """
-    from zbsolve import catalogue
-    from zbsolve.formulas import FORMULAS
+    from zbsolve.baselines.formulas import FORMULAS
+    from zbsolve.benchmark import catalogue
     from zbsolve.report.text import catalogue_table
 
     for name in schedules or ():
@@ -99,8 +99,8 @@ def estimate_command(
     """
     from dataclasses import replace
 
-    from zbsolve import estimate
-    from zbsolve.files import write_json_atomically
+    from zbsolve.files.atomic import write_json_atomically
+    from zbsolve.partition import estimate
     from zbsolve.report.text import estimate_table
 
     check_writable(output)
@@ -173,9 +173,9 @@ def steps_command(
 
     The period of a step comes out of the simulation: the makespan with a barrier, the span without.
     """
-    from zbsolve.instance import MOST_TOTAL
+    from zbsolve.model.instance import MOST_TOTAL
+    from zbsolve.model.steps import MODES, run_steps, steady_period
     from zbsolve.report.text import steps_table
-    from zbsolve.steps import MODES, run_steps, steady_period
 
     for step in failed or ():
         if step >= steps:

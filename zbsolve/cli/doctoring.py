@@ -15,7 +15,7 @@ def doctor_command(as_json: JsonOption = False) -> None:
 
     Each solver is tried on a tiny instance. Exit 3 where no exact solver works.
     """
-    from zbsolve.doctor import can_plan, examine
+    from zbsolve.endtoend.doctor import can_plan, examine
 
     findings = []
     with status("looking …") as update:

@@ -47,8 +47,8 @@ def export_command(
     the plan's own order of messages. There, stage 0 has no split backward unless the model brings its own:
     its I does nothing and its W runs the whole backward.
     """
-    from zbsolve.files import write_text_atomically
-    from zbsolve.torch_csv import export_torch_csv
+    from zbsolve.files.atomic import write_text_atomically
+    from zbsolve.plan.torch_csv import export_torch_csv
 
     check_writable(output)
     loaded = load_valid_plan(plan)
@@ -83,10 +83,10 @@ def import_command(
 
     What a plan has no place for (messages, once checked, and sharding) is left out and counted.
     """
-    from zbsolve.instance import read_text
-    from zbsolve.simulator import simulate_for
-    from zbsolve.solver import certify
-    from zbsolve.torch_csv import import_torch_csv
+    from zbsolve.files.documents import read_text
+    from zbsolve.model.simulator import simulate_for
+    from zbsolve.plan.torch_csv import import_torch_csv
+    from zbsolve.solver.portfolio import certify
 
     check_writable(output)
     problem = load_instance(instance, memory_cap)

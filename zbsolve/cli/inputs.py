@@ -15,11 +15,11 @@ from zbsolve.errors import InfeasibleError, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zbsolve.instance import Instance
+    from zbsolve.model.instance import Instance
     from zbsolve.partition.problem import Placement as PlacementName
-    from zbsolve.plan import Plan
+    from zbsolve.plan.plan import Plan
     from zbsolve.sweep.grid import Inputs
-    from zbsolve.trace import Trace
+    from zbsolve.trace.trace import Trace
 
 
 class Objective(StrEnum):
@@ -89,7 +89,7 @@ def shipped_or_file(name: str, kind: str = "instance") -> Path:
 
 def load_instance(name: str, memory_cap: str | None = None) -> Instance:
     """An instance file or a shipped instance's name; under another cap where one is given."""
-    from zbsolve.instance import load_instance
+    from zbsolve.model.instance import load_instance
 
     instance = load_instance(shipped_or_file(name))
     return instance if memory_cap is None else instance.with_memory_cap(memory_cap)
@@ -105,7 +105,10 @@ def load_any(name: str, *, traces: Literal[True]) -> Instance | Plan | Trace: ..
 
 def load_any(name: str, *, traces: bool = False) -> Instance | Plan | Trace:
     """An instance or a plan, or a trace where ``traces`` says so, whichever it is; read once (a pipe)."""
-    from zbsolve import instance, plan, trace
+    from zbsolve.files.documents import read_json, require_schema
+    from zbsolve.model import instance
+    from zbsolve.plan import plan
+    from zbsolve.trace import trace
 
     parsers: dict[str, Callable[[Any, str], Instance | Plan | Trace]] = {
         plan.SCHEMA: plan.parse_plan,
@@ -114,13 +117,13 @@ def load_any(name: str, *, traces: bool = False) -> Instance | Plan | Trace:
     if traces:
         parsers[trace.SCHEMA] = trace.parse_trace
     path = shipped_or_file(name)
-    data = instance.read_json(path)
-    return parsers[instance.require_schema(data, str(path), *parsers)](data, str(path))
+    data = read_json(path)
+    return parsers[require_schema(data, str(path), *parsers)](data, str(path))
 
 
 def load_valid_plan(path: str) -> Plan:
     """A plan file that breaks no rule."""
-    from zbsolve.plan import load_plan
+    from zbsolve.plan.plan import load_plan
 
     plan = load_plan(path)
     require_valid(plan, path)
@@ -129,7 +132,7 @@ def load_valid_plan(path: str) -> Plan:
 
 def check_writable(path: Path | None) -> None:
     """Refuse an output that cannot be written before the work is done, not after."""
-    from zbsolve.files import is_special
+    from zbsolve.files.atomic import is_special
 
     if path is None:
         return
@@ -182,7 +185,7 @@ def require_positive(value: float, option: str) -> None:
 
 def load_profiles(layers: list[str], cluster: str) -> Inputs:
     """Layer profiles of one model and a cluster, each a file or a shipped name."""
-    from zbsolve.cluster import load_cluster
+    from zbsolve.partition.cluster import load_cluster
     from zbsolve.partition.layers import load_layers
     from zbsolve.sweep.grid import Inputs
 
@@ -237,7 +240,7 @@ LimitOption = Annotated[float, typer.Option(metavar="S", help="Seconds, kept up 
 
 def require_valid(plan: Plan, where: str) -> None:
     """Refuse a plan that breaks a rule; ``where`` (a file name) begins the error line."""
-    from zbsolve.plan import check_plan
+    from zbsolve.plan.check import check_plan
 
     violations = check_plan(plan)
     if violations:

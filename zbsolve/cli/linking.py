@@ -14,7 +14,7 @@ from zbsolve.errors import InputError
 
 
 class QueueName(StrEnum):
-    """The queue models of :mod:`zbsolve.links`."""
+    """The queue models of :mod:`zbsolve.plan.queues`."""
 
     unlimited = "unlimited"
     direction = "direction"
@@ -39,8 +39,8 @@ def links_command(
     """
     from rich.table import Table
 
-    from zbsolve.links import QUEUES
-    from zbsolve.plan import assume_queue
+    from zbsolve.plan.make import assume_queue
+    from zbsolve.plan.queues import QUEUES
 
     check_writable(output)
     if (assume is None) != (output is None):

@@ -13,8 +13,8 @@ from zbsolve.cli.running import load_runtime
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from zbsolve.predictions import Prediction
-    from zbsolve.runtime.overhead import OverheadRow
+    from zbsolve.endtoend.predictions import Prediction
+    from zbsolve.runtime.measure.overhead import OverheadRow
 
 
 class Subject(StrEnum):
@@ -49,13 +49,13 @@ def measure_command(
     load_runtime()
     console = make_console()
     if subject is Subject.overhead:
-        from zbsolve.runtime.overhead import measure_overhead
+        from zbsolve.runtime.measure.overhead import measure_overhead
 
         with status("measuring …"):
             overhead = measure_overhead(microbatches, repeats)
         console.print(_overhead_table(overhead))
         return
-    from zbsolve import predictions
+    from zbsolve.endtoend import predictions
 
     counts = devices or [4, 8]
     predictions.require_devices(counts)

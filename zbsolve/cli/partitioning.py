@@ -26,11 +26,11 @@ from zbsolve.cli.inputs import (
 from zbsolve.errors import InputError
 
 if TYPE_CHECKING:
-    from zbsolve.cluster import Cluster
+    from zbsolve.partition.cluster import Cluster
     from zbsolve.partition.layers import LayerProfile
     from zbsolve.partition.problem import Decision, DecisionProblem
     from zbsolve.partition.search import JointResult
-    from zbsolve.plan import Plan
+    from zbsolve.plan.plan import Plan
 
 
 class KeepOption(StrEnum):
@@ -98,7 +98,7 @@ def partition_command(
     numbers of layers. With --joint, or any option that needs it: split, device order, placement and order of
     passes as one decision under the devices' memory, with a lower bound that holds for all of them.
     """
-    from zbsolve.files import write_json_atomically
+    from zbsolve.files.atomic import write_json_atomically
     from zbsolve.partition import layers as layer_files
     from zbsolve.partition import splits
     from zbsolve.report import text
@@ -155,7 +155,7 @@ def _machines(
     memory: float | None,
     share: float,
 ) -> Cluster:
-    from zbsolve.cluster import equal_cluster, load_cluster
+    from zbsolve.partition.cluster import equal_cluster, load_cluster
 
     if not 0 < share < math.inf:
         raise InputError(f"--memory-share {share:g}: give a positive number, such as 0.8")
@@ -222,7 +222,7 @@ def _decide(problem: DecisionProblem, time_limit: float, gap: float, seed: int) 
 
 
 def _write(result: JointResult, output: Path | None, plan: Path | None, decision: Path | None) -> None:
-    from zbsolve.files import write_json_atomically
+    from zbsolve.files.atomic import write_json_atomically
     from zbsolve.partition.outcome import to_json_dict
 
     if output is not None:

@@ -29,16 +29,16 @@ from zbsolve.cli.inputs import (
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from zbsolve.instance import Instance
-    from zbsolve.plan import Plan
-    from zbsolve.report.comparison import ComparisonTable
-    from zbsolve.solver import Progress, SolveResult
+    from zbsolve.baselines.comparison import ComparisonTable
+    from zbsolve.model.instance import Instance
+    from zbsolve.plan.plan import Plan
+    from zbsolve.solver.portfolio import Progress, SolveResult
 
 
 def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
     """Solve under a spinner that tells how it goes; says so when Ctrl-C ended it."""
-    from zbsolve.interrupts import one_stops_the_search
-    from zbsolve.solver import solve
+    from zbsolve.solver.interrupts import one_stops_the_search
+    from zbsolve.solver.portfolio import solve
 
     unit, objective = instance.time_unit, options["objective"]
     with status(f"solving {instance.name} …") as update:
@@ -103,7 +103,7 @@ def solve_command(
 
 
 def print_plan(plan: Plan) -> None:
-    from zbsolve.report.comparison import best_baseline, gain_text, reference_cost
+    from zbsolve.baselines.comparison import best_baseline, gain_text, reference_cost
     from zbsolve.report.text import certificate_table, memory_table
 
     console = make_console()
@@ -149,8 +149,8 @@ def compare_command(
     All on the same instance, with what the solved plan gains over 1F1B. A plan file is compared as it is:
     options about solving are refused then.
     """
-    from zbsolve.plan import Plan
-    from zbsolve.report.comparison import compare_with_baselines
+    from zbsolve.baselines.comparison import compare_with_baselines
+    from zbsolve.plan.plan import Plan
 
     plan = load_any(instance)
     if isinstance(plan, Plan):
@@ -188,7 +188,7 @@ def certificate_of(plan: Plan) -> dict[str, Any]:
 
 
 def _print_comparison(table: ComparisonTable, plan: Plan) -> None:
-    from zbsolve.report.comparison import SHORT, gain_text
+    from zbsolve.baselines.comparison import SHORT, gain_text
     from zbsolve.report.text import comparison_memory_table, comparison_table
 
     console = make_console()
@@ -229,8 +229,9 @@ def check_command(plan: PlanArgument) -> None:
 
     Exit 0, or 1 with violations. A bound that an exact model proved is not re-derived, and that is said.
     """
-    from zbsolve.plan import check_plan, load_plan
-    from zbsolve.verify import reverify
+    from zbsolve.plan.check import check_plan
+    from zbsolve.plan.plan import load_plan
+    from zbsolve.solver.verify import reverify
 
     loaded = load_plan(plan)
     violations = check_plan(loaded)

@@ -28,11 +28,11 @@ from zbsolve.cli.inputs import (
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from zbsolve.instance import Instance
+    from zbsolve.model.instance import Instance
     from zbsolve.partition.layers import LayerProfile
-    from zbsolve.plan import Plan
-    from zbsolve.runtime.layer_profiler import LayerOptions
-    from zbsolve.trace import Trace
+    from zbsolve.plan.plan import Plan
+    from zbsolve.runtime.measure.layer_profiler import LayerOptions
+    from zbsolve.trace.trace import Trace
 
 
 class Update(StrEnum):
@@ -112,8 +112,8 @@ def profile_command(
     T_F, T_B, T_W, T_BW, M_B and M_W of each stage, with all processes busy at once. With --layers, of each
     layer, one after the other on one device: for partition, sweep and advise.
     """
-    from zbsolve.files import write_json_atomically
-    from zbsolve.instance import equal_stages
+    from zbsolve.files.atomic import write_json_atomically
+    from zbsolve.model.instance import equal_stages
     from zbsolve.report.text import device_table, instance_table
 
     check_writable(output)
@@ -162,7 +162,7 @@ def profile_command(
 
 
 def _profile_layers(runtime: ModuleType, options: LayerOptions, output: Path) -> None:
-    from zbsolve.files import write_text_atomically
+    from zbsolve.files.atomic import write_text_atomically
     from zbsolve.report.decision_text import layer_table
 
     with status(f"profiling the layers of {options.model} …") as update:
@@ -260,9 +260,9 @@ def run_command(
 
 
 def _print_run(plan: Plan, trace: Trace) -> None:
-    from zbsolve.memory_check import compare_memory
-    from zbsolve.report.text import lost_time_table, prediction_table, run_lines
-    from zbsolve.trace import compare
+    from zbsolve.report.run_text import lost_time_table, prediction_table, run_lines
+    from zbsolve.trace.compare import compare
+    from zbsolve.trace.memory_check import compare_memory
 
     comparison = compare(plan, trace)
     console = make_console()
@@ -293,8 +293,8 @@ def demo_command(
     devices; then sets what was predicted beside what was measured.
     """
     load_runtime()
-    from zbsolve.demo import run_demo
-    from zbsolve.report.text import demo_table
+    from zbsolve.endtoend.demo import run_demo
+    from zbsolve.report.demo_text import demo_table
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,9 @@ from zbsolve.cli.inputs import PICTURES, check_writable, is_picture, load_any
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from zbsolve.instance import Instance
-    from zbsolve.plan import Plan
-    from zbsolve.trace import Trace
+    from zbsolve.model.instance import Instance
+    from zbsolve.plan.plan import Plan
+    from zbsolve.trace.trace import Trace
 
 
 class Figure(StrEnum):
@@ -55,8 +55,8 @@ def show_command(
     A plan: Gantt chart to scale and in-flight memory against the cap. An instance: its stages. As .html: one
     file that needs no network, to zoom into, with why each device waits.
     """
-    from zbsolve.instance import Instance
-    from zbsolve.plan import Plan
+    from zbsolve.model.instance import Instance
+    from zbsolve.plan.plan import Plan
 
     check_writable(output)
     page = output is not None and output.suffix == ".html"
@@ -85,7 +85,7 @@ def show_command(
 
 
 def _require_drawable(plan: Plan, file: str) -> None:
-    from zbsolve.schedule import check
+    from zbsolve.model.judge import check
 
     violations = check(plan.instance, plan.schedule())
     if violations:
@@ -96,7 +96,7 @@ def _require_drawable(plan: Plan, file: str) -> None:
 
 def _load_other(against: str, plan: Plan, file: str) -> Plan:
     """The plan to set beside the first: of the same job."""
-    from zbsolve.plan import load_plan
+    from zbsolve.plan.plan import load_plan
 
     other = load_plan(against)
     _require_drawable(other, against)
@@ -117,7 +117,8 @@ def _show_plan(
     against: str | None,
     width: int | None,
 ) -> None:
-    from zbsolve.trace import compare, load_trace
+    from zbsolve.trace.compare import compare
+    from zbsolve.trace.trace import load_trace
 
     _require_drawable(plan, file)
     other = None if against is None else _load_other(against, plan, file)
@@ -152,7 +153,8 @@ def _show_memory(plan: Plan, file: str, output: Path) -> None:
 
 
 def _print_gantt(plan: Plan, trace: Trace | None, width: int | None) -> None:
-    from zbsolve.report.text import certificate_table, gantt, memory_table
+    from zbsolve.report.gantt_text import gantt
+    from zbsolve.report.text import certificate_table, memory_table
     from zbsolve.report.timeline import measured_schedule
 
     console = make_console()
@@ -185,7 +187,8 @@ def _show_trace(trace: Trace, output: Path | None, width: int | None) -> None:
 
     instance = instance_of_trace(trace)
     if output is None:
-        from zbsolve.report.text import gantt, gradients_text
+        from zbsolve.report.gantt_text import gantt
+        from zbsolve.report.run_text import gradients_text
 
         console = make_console()
         lanes = [("measured", measured_schedule(instance, trace.median_step))]

@@ -1,4 +1,5 @@
-"""A layer profile by planning arithmetic (:mod:`zbsolve.estimate`), where nothing can be measured yet.
+"""A layer profile by planning arithmetic (:mod:`zbsolve.partition.estimate`), where nothing can be measured
+yet.
 
 The embedding reads and writes one row a token, at ``LOOKUP`` bytes a second; its W adds as much. A profile
 (``zbsolve profile MODEL --layers``) replaces the estimate as soon as there is a device.
@@ -6,7 +7,7 @@ The embedding reads and writes one row a token, at ``LOOKUP`` bytes a second; it
 
 from __future__ import annotations
 
-from zbsolve.estimate import MIB, Shape, state_bytes
+from zbsolve.partition.estimate import MIB, Shape, state_bytes
 from zbsolve.partition.layers import Layer, LayerProfile
 
 # Half of the data-sheet peak of the device that the shipped estimates are for, and its memory's bandwidth.

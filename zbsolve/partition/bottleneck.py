@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.instance import Instance
-from zbsolve.memory import serial_program
+from zbsolve.model.instance import Instance
+from zbsolve.model.serial import serial_program
 from zbsolve.partition.problem import DecisionProblem, Placement
 
 FloatArray = NDArray[np.float64]

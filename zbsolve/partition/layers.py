@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from zbsolve.cluster import Host
 from zbsolve.errors import InputError
-from zbsolve.instance import ModelFactory, NonNegative, Stage, raise_first, read_document
-from zbsolve.recompute import folded
+from zbsolve.files.documents import raise_first, read_document
+from zbsolve.model.instance import ModelFactory, NonNegative, Stage
+from zbsolve.model.recompute import folded
+from zbsolve.partition.cluster import Host
 
 SCHEMA = "zbsolve.layers/1"
 
@@ -196,8 +197,9 @@ def stage_of(
     The stage can fuse when every layer has a ``t_bw``. With ``recompute`` only the stage's input is kept
     between F and B, and F runs again as an R of its own, anywhere between both. With ``checkpoint`` each
     layer's input is kept, and F runs again within B (``t_b`` and ``t_bw`` grow by ``t_f``,
-    :mod:`zbsolve.recompute`). With ``offload`` nothing is kept, and F and B are longer by the part of the
-    transfer that the host's ``overlap`` does not hide. In all, what W needs stays on the device from B to W.
+    :mod:`zbsolve.model.recompute`). With ``offload`` nothing is kept, and F and B are longer by the part of
+    the transfer that the host's ``overlap`` does not hide. In all, what W needs stays on the device from B to
+    W.
     """
     run = profile.layers[first:end]
 

@@ -10,8 +10,8 @@ from zbsolve.partition.layers import Keep
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem
 from zbsolve.partition.search import JointResult
 from zbsolve.partition.splits import even_split
-from zbsolve.plan import Plan
-from zbsolve.solver import solve
+from zbsolve.plan.plan import Plan
+from zbsolve.solver.portfolio import solve
 
 SCHEMA = "zbsolve.decision/1"
 

@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
-from zbsolve.cluster import Cluster, DeviceClass, device_classes
 from zbsolve.errors import InputError
-from zbsolve.instance import Instance, ModelCut, Stage, make_instance, place
+from zbsolve.model.instance import Instance, ModelCut, Stage, make_instance, place
+from zbsolve.partition.cluster import Cluster, DeviceClass, device_classes
 from zbsolve.partition.layers import Keep, LayerProfile, stage_of
 
 Placement = Literal["linear", "loop", "v"]

@@ -5,9 +5,10 @@ are settled; the rest is free. Three statements hold for every member of it, so 
 
 * **one device**: a device with settled chunks works ``m`` times their passes, after the F's and hops before
   it, and its first backward waits for the way through the rest of the model and back while its memory
-  fills (:data:`zbsolve.bounds.ONE_DEVICE_BOUNDS`). All other stages enter only through these chains. They are
-  put in as one stage each (:func:`outline`), as long as the shortest chain that any member of the family
-  has: these bounds read nothing else of other devices, and no other bound may be asked of an outline.
+  fills (:data:`zbsolve.bounds.catalogue.ONE_DEVICE_BOUNDS`). All other stages enter only through these
+  chains. They are put in as one stage each (:func:`outline`), as long as the shortest chain that any member
+  of the family has: these bounds read nothing else of other devices, and no other bound may be asked of an
+  outline.
 * **the rest, alone**: whichever way the remaining layers are dealt out, some device is the worst; the
   dynamic program :meth:`Relaxation.to_go` minimises, over all ways, the maximum of the one-device bounds.
   In it the chain before a device is the shortest that leads to its state.
@@ -31,13 +32,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.bounds import ONE_DEVICE_BOUNDS
-from zbsolve.instance import Instance, Stage
-from zbsolve.memory import serial_program
+from zbsolve.bounds.catalogue import ONE_DEVICE_BOUNDS
+from zbsolve.bounds.waits import back
+from zbsolve.model.instance import Instance, Stage
+from zbsolve.model.serial import serial_program
 from zbsolve.partition.bottleneck import Dealing, bottlenecks_to_go, least_of_two_chunks
 from zbsolve.partition.layers import Keep
 from zbsolve.partition.problem import CHUNKS, DecisionProblem, Placement
-from zbsolve.precedence import back
 
 Segment = tuple[int, int]
 

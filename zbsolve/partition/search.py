@@ -21,23 +21,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from zbsolve.bounds import best_bound
+from zbsolve.bounds.catalogue import best_bound
+from zbsolve.bounds.waits import back
 from zbsolve.budget import Budget
 from zbsolve.errors import InfeasibleError, UndecidedError, ZbsolveError
-from zbsolve.formulation import canonical
-from zbsolve.heuristics import affordable_patiences, automatic
-from zbsolve.list_scheduler import ListScheduler
-from zbsolve.memory import require_feasible
+from zbsolve.model.recompute import fold, unfold
+from zbsolve.model.serial import require_feasible
+from zbsolve.model.simulator import simulate_for
+from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.partition.decisions import count_decisions, decision_of, seeds
 from zbsolve.partition.problem import Decision, DecisionProblem, Placement
 from zbsolve.partition.relaxation import Relaxation, State
 from zbsolve.partition.settled import Settled, settled_bound
-from zbsolve.plan import Plan, relative_gap
-from zbsolve.precedence import back
-from zbsolve.recompute import fold, unfold
-from zbsolve.simulator import simulate_for
-from zbsolve.solver import COMPILE_FROM_SECONDS, certify, solve
-from zbsolve.tolerances import OPTIMAL_GAP
+from zbsolve.plan.certificate import relative_gap
+from zbsolve.plan.plan import Plan
+from zbsolve.search.canonical import canonical
+from zbsolve.search.list_scheduler import ListScheduler
+from zbsolve.search.policies import affordable_patiences, automatic
+from zbsolve.solver.portfolio import COMPILE_FROM_SECONDS, certify, solve
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class JointResult:
         The decision's plan, as it is written and run; its own ``lower_bound`` holds for this decision's
         instance alone.
     lower_bound : float
-        No schedule that :func:`zbsolve.schedule.check` accepts on :meth:`DecisionProblem.instance` of any
+        No schedule that :func:`zbsolve.model.judge.check` accepts on :meth:`DecisionProblem.instance` of any
         decision that the problem allows costs less: any order of passes, backward fused or split where the
         layers allow both, each R anywhere between its F and its backward.
     statement : str

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 
-from zbsolve.bounds import best_bound
-from zbsolve.instance import Instance, Stage
+from zbsolve.bounds.catalogue import best_bound
+from zbsolve.model.instance import Instance, Stage
 from zbsolve.partition.layers import Keep
 from zbsolve.partition.relaxation import Option, Relaxation
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from zbsolve.errors import InputError
-from zbsolve.tolerances import ROUNDING
+from zbsolve.model.tolerances import ROUNDING
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

@@ -24,17 +24,18 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from zbsolve.baselines import BASELINES
+from zbsolve.baselines.comparison import baseline_row, reference_cost, scheduled
 from zbsolve.errors import InputError, ZbsolveError
-from zbsolve.instance import SCHEMA as INSTANCE_SCHEMA
-from zbsolve.instance import Instance, parse_instance, require_schema
-from zbsolve.plan import SCHEMA as PLAN_SCHEMA
-from zbsolve.plan import Plan
+from zbsolve.files.documents import require_schema
+from zbsolve.model.instance import SCHEMA as INSTANCE_SCHEMA
+from zbsolve.model.instance import Instance, parse_instance
+from zbsolve.plan.plan import SCHEMA as PLAN_SCHEMA
+from zbsolve.plan.plan import Plan
 from zbsolve.playground.jobs import Job, JobBoard, finished_plan
 from zbsolve.playground.settings import Settings, parse_settings
-from zbsolve.report.comparison import baseline_row, reference_cost, scheduled
 from zbsolve.report.html import page, read, viewer_script
 from zbsolve.report.viewer_data import page_data, plan_lane, schedule_lane
-from zbsolve.solver import SOLVERS, require_known
+from zbsolve.solver.portfolio import SOLVERS, require_known
 
 MOST_BYTES = 8_000_000
 POLICY = (
@@ -274,7 +275,7 @@ async def _download(request: Request) -> Response:
 
 
 def _csv(plan: Plan) -> str:
-    from zbsolve.torch_csv import export_torch_csv
+    from zbsolve.plan.torch_csv import export_torch_csv
 
     return export_torch_csv(plan.instance, plan.schedule()).text
 

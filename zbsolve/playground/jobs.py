@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.instance import Instance
-from zbsolve.plan import Plan, parse_plan
+from zbsolve.model.instance import Instance
+from zbsolve.plan.plan import Plan, parse_plan
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from zbsolve.errors import InputError
-from zbsolve.instance import SCHEMA, Instance, equal_stages, parse_instance, raise_first, require_schema
+from zbsolve.files.documents import raise_first, require_schema
+from zbsolve.model.instance import SCHEMA, Instance, equal_stages, parse_instance
 
 # Above this a page answers too slowly to play with; the command line has no such limit.
 MOST_TASKS = 60_000

@@ -13,9 +13,9 @@ import sys
 from typing import Any
 
 from zbsolve.errors import ZbsolveError
-from zbsolve.instance import parse_instance
-from zbsolve.interrupts import stop_search
-from zbsolve.solver import Progress, solve
+from zbsolve.model.instance import parse_instance
+from zbsolve.solver.interrupts import stop_search
+from zbsolve.solver.portfolio import Progress, solve
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from zbsolve.advise import Advice, Candidate
+from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.report.sweep_text import front_table
-from zbsolve.report.text import percent
-from zbsolve.tolerances import OPTIMAL_GAP
+from zbsolve.sweep.advise import Advice, Candidate
+from zbsolve.words import percent
 
 
 def _way(candidate: Candidate) -> str:

@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from zbsolve import __version__
-from zbsolve.bench import PlainRun, Report, Row, Summary, summarise
+from zbsolve.benchmark.run import PlainRun, Report, Row, Summary, summarise
 from zbsolve.errors import InputError
-from zbsolve.files import write_text_atomically
-from zbsolve.report.text import time_text
+from zbsolve.files.atomic import write_text_atomically
+from zbsolve.words import time_text
 
 
 class _Column(NamedTuple):

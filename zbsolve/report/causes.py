@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from zbsolve.graph import Task, predecessors
-from zbsolve.instance import Instance
-from zbsolve.plan import Message, order_messages
-from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.simulator import Links, topological_order
+from zbsolve.model.graph import Task, predecessors
+from zbsolve.model.instance import Instance
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.simulator import Links, topological_order
+from zbsolve.plan.lowering import Message, order_messages
 
 
 class Cause(NamedTuple):

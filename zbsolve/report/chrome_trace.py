@@ -11,12 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zbsolve.files import write_text_atomically
-from zbsolve.instance import Instance
-from zbsolve.plan import Plan, order_messages
+from zbsolve.files.atomic import write_text_atomically
+from zbsolve.model.instance import Instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.plan.lowering import order_messages
+from zbsolve.plan.plan import Plan
 from zbsolve.report.timeline import Wait, drawn, measured_schedule, measured_waits, memory_boxes
-from zbsolve.schedule import Schedule
-from zbsolve.trace import Trace
+from zbsolve.trace.trace import Trace
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "ns": 1e-3}
 

@@ -13,13 +13,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from zbsolve.plan import Plan
+from zbsolve.model.schedule import Schedule
+from zbsolve.plan.plan import Plan
 from zbsolve.report.figures import CAP_COLOUR, MEMORY_COLOUR, save_figure
 from zbsolve.report.timeline import memory_corners, time_range
-from zbsolve.schedule import Schedule
 
 if TYPE_CHECKING:
-    from zbsolve.solver import SolveResult
+    from zbsolve.solver.portfolio import SolveResult
 
 MOST_CURVES = 8
 MAP_COLUMNS = 800

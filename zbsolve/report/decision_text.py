@@ -8,12 +8,12 @@ from statistics import median
 from rich.markup import escape
 from rich.table import Table
 
-from zbsolve.instance import place
+from zbsolve.baselines.comparison import gain_text
+from zbsolve.model.instance import place
 from zbsolve.partition.layers import Keep, LayerProfile
 from zbsolve.partition.search import JointResult
-from zbsolve.plan import Plan
-from zbsolve.report.comparison import gain_text
-from zbsolve.report.text import time_text
+from zbsolve.plan.plan import Plan
+from zbsolve.words import time_text
 
 
 def decision_table(result: JointResult) -> Table:

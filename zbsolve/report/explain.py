@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zbsolve.graph import Task, TaskKind, predecessors
-from zbsolve.instance import Instance
-from zbsolve.memory import MemoryPoint, effect, memory_curve
+from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import MemoryPoint, effect, memory_curve
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.model.tolerances import time_tolerance
 from zbsolve.report.causes import (
     Cause,
     causes_of,
@@ -25,8 +27,6 @@ from zbsolve.report.causes import (
     slack_of,
     window,
 )
-from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.tolerances import time_tolerance
 
 
 class Reason(StrEnum):

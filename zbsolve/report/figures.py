@@ -23,10 +23,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from zbsolve.errors import InputError
-from zbsolve.files import write_atomically
-from zbsolve.graph import TaskKind
-from zbsolve.instance import Instance
-from zbsolve.plan import Plan
+from zbsolve.files.atomic import write_atomically
+from zbsolve.model.graph import TaskKind
+from zbsolve.model.instance import Instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.plan.plan import Plan
 from zbsolve.report.timeline import (
     COLOURS,
     MEANINGS,
@@ -39,8 +40,7 @@ from zbsolve.report.timeline import (
     memory_peak,
     time_range,
 )
-from zbsolve.schedule import Schedule
-from zbsolve.trace import Trace
+from zbsolve.trace.trace import Trace
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from zbsolve.files import write_text_atomically
-from zbsolve.instance import Instance
-from zbsolve.plan import Plan
+from zbsolve.files.atomic import write_text_atomically
+from zbsolve.model.instance import Instance
+from zbsolve.plan.plan import Plan
 from zbsolve.report.viewer_data import measured_lane, page_data, plan_lane
-from zbsolve.trace import Trace
+from zbsolve.trace.trace import Trace
 
 # Later scripts use what earlier ones define.
 SCRIPTS = ("format.js", "model.js", "scale.js", "paint.js", "chart.js", "panels.js", "viewer.js")

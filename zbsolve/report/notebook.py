@@ -11,8 +11,8 @@ from io import StringIO
 
 from rich.console import Console, RenderableType
 
-from zbsolve.instance import Instance
-from zbsolve.plan import Plan
+from zbsolve.model.instance import Instance
+from zbsolve.plan.plan import Plan
 from zbsolve.report.figures import plan_picture
 from zbsolve.report.html import page
 from zbsolve.report.text import certificate_table, device_table, instance_table, memory_table

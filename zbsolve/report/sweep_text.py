@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from zbsolve.report.text import percent, time_text
 from zbsolve.sweep.run import Result
+from zbsolve.words import percent, time_text
 
 
 def front_table(rows: Sequence[Result], title: str, time_unit: str, memory_unit: str) -> Table:

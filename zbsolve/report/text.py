@@ -7,139 +7,22 @@ most of it; where many short tasks share a column, the small letter of the kind 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
-from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
-from zbsolve.instance import Instance
+from zbsolve.baselines.comparison import ComparisonTable, cap_text
+from zbsolve.model.instance import Instance
 from zbsolve.partition.splits import imbalance, stage_loads
-from zbsolve.plan import Plan
-from zbsolve.report.comparison import ComparisonTable, cap_text
-from zbsolve.report.timeline import COLOURS, MEANINGS, drawn, label, time_range
-from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.trace import Comparison, Trace
+from zbsolve.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from zbsolve.catalogue import Entry
-    from zbsolve.demo import DemoRow
-    from zbsolve.estimate import Estimate
+    from zbsolve.benchmark.catalogue import Entry
+    from zbsolve.partition.estimate import Estimate
 
-FILL: dict[TaskKind, str] = {F: "f", R: "r", B: "b", W: "w", BW: "#"}
-IDLE = "."
-
-
-def time_text(value: float) -> str:
-    """A time or memory amount with digits enough to compare: three decimals, of small ones six digits."""
-    if abs(value) >= 1e6:
-        return f"{value:,.0f}"
-    if abs(value) < 1:
-        return f"{value:.6g}"
-    return f"{value:,.3f}".rstrip("0").rstrip(".")
-
-
-def percent(share: float) -> str:
-    """A share in per cent to two decimals, to more where these would show a zero that it is not.
-
-    What float64 rounding leaves counts as zero.
-    """
-    value = 100 * share
-    if abs(value) < 1e-7:
-        return "0.00%"
-    decimals = 2 if abs(value) >= 0.005 else -math.floor(math.log10(abs(value)))
-    return f"{value:.{decimals}f}%"
-
-
-def gantt(instance: Instance, lanes: Sequence[tuple[str, Schedule]], width: int) -> list[Text]:
-    """The chart's lines: per device one row for each of ``lanes`` (name, schedule), all on one axis.
-
-    Parameters
-    ----------
-    width : int
-        Columns of the terminal, names included.
-    """
-    lanes = [(name, drawn(instance, schedule)) for name, schedule in lanes]
-    names = [
-        [f"{d}" if len(lanes) == 1 else f"{d} {name}" for name, _ in lanes]
-        for d in range(instance.num_devices)
-    ]
-    margin = max(len(name) for row in names for name in row) + 1
-    columns = max(20, width - margin - 2)
-    first, last = time_range(*(schedule for _, schedule in lanes))
-    scale = (last - first) / columns
-    lines = []
-    for device in range(instance.num_devices):
-        for name, (_, schedule) in zip(names[device], lanes, strict=True):
-            line = Text(name.rjust(margin - 1) + " |")
-            line.append_text(_row(instance, schedule, device, first, scale, columns))
-            line.append("|")
-            lines.append(line)
-    unit = instance.time_unit
-    legend = Text(" " * (margin + 1))
-    for kind in _kinds(schedule for _, schedule in lanes):
-        legend.append(f" {kind}{FILL[kind]} ", style=f"black on {COLOURS[kind]}")
-        legend.append(f" {MEANINGS[kind]}   ")
-    legend.append(f"{IDLE} idle   one column = {scale:.4g} {unit}, whole axis = {last - first:.6g} {unit}")
-    return [*lines, legend]
-
-
-def _kinds(schedules: Iterable[Schedule]) -> list[TaskKind]:
-    present = {timed.task.kind for schedule in schedules for timed in schedule}
-    return [kind for kind in TaskKind if kind in present]
-
-
-def _row(
-    instance: Instance, schedule: Schedule, device: int, first: float, scale: float, columns: int
-) -> Text:
-    owners = _owners(schedule.devices[device], first, scale, columns)
-    row = Text()
-    column = 0
-    while column < columns:
-        owner = owners[column]
-        stop = column
-        while stop < columns and owners[stop] == owner:
-            stop += 1
-        length = stop - column
-        if owner is None:
-            row.append(IDLE * length, style="dim")
-        elif isinstance(owner, TaskKind):
-            row.append(FILL[owner] * length, style=f"black on {COLOURS[owner]}")
-        else:
-            kind, text = owner.kind, label(instance, owner)
-            shown = text if len(text) <= length else (FILL[BW] if kind is BW else str(kind))
-            row.append(shown.ljust(length, FILL[kind]), style=f"black on {COLOURS[kind]}")
-        column = stop
-    return row
-
-
-def _owners(
-    program: Sequence[TimedTask], first: float, scale: float, columns: int
-) -> list[Task | TaskKind | None]:
-    """What each column shows: the task that fills most of it, else the kind that most of it is busy with."""
-    owners: list[Task | TaskKind | None] = [None] * columns
-    largest = [0.0] * columns
-    busy: list[dict[TaskKind, float]] = [{} for _ in range(columns)]
-    for task, start, end in program:
-        begin = max(0, int((start - first) / scale))
-        for column in range(begin, min(columns, int((end - first) / scale) + 1)):
-            left = first + column * scale
-            overlap = min(end, left + scale) - max(start, left)
-            if overlap <= 0:
-                continue
-            shares = busy[column]
-            shares[task.kind] = shares.get(task.kind, 0.0) + overlap
-            if overlap > largest[column]:
-                owners[column], largest[column] = task, overlap
-    for column, shares in enumerate(busy):
-        if sum(shares.values()) < 0.5 * scale:
-            owners[column] = None
-        elif largest[column] < 0.5 * scale:
-            owners[column] = max(shares, key=lambda kind: shares[kind])
-    return owners
+from zbsolve.words import time_text
 
 
 def memory_table(plan: Plan) -> Table:
@@ -356,125 +239,6 @@ def partition_table(costs: Sequence[float], splits: Mapping[str, Sequence[int]],
             f"{imbalance(costs, split):.1%}",
         )
     return table
-
-
-def prediction_table(comparison: Comparison, unit: str) -> Table:
-    """Predicted and measured durations, op by op."""
-    shown = Table(
-        "op",
-        "stage",
-        "device",
-        f"predicted ({escape(unit)})",
-        "measured (median)",
-        "fastest",
-        "slowest",
-        "ratio",
-        title="op by op",
-    )
-    for row in comparison.ops:
-        shown.add_row(
-            row.op,
-            row.stages,
-            str(row.device),
-            time_text(row.predicted),
-            time_text(row.measured),
-            time_text(row.fastest),
-            time_text(row.slowest),
-            f"{row.ratio:.3f}",
-        )
-    return shown
-
-
-def lost_time_table(comparison: Comparison, unit: str) -> Table:
-    """Where each device's step went: slow ops, waits in receives, and the rest of the bubble."""
-    shown = Table(
-        "device",
-        f"busy predicted ({escape(unit)})",
-        "busy measured",
-        "slow ops",
-        "bubble predicted",
-        "bubble measured",
-        "of it in receives",
-        "receives beyond plan",
-        title="where the time went",
-    )
-    for row in comparison.devices:
-        shown.add_row(
-            str(row.device),
-            time_text(row.busy_predicted),
-            time_text(row.busy),
-            f"{row.slow:+.3f}",
-            time_text(row.bubble_predicted),
-            time_text(row.bubble),
-            time_text(row.wait),
-            time_text(row.excess_wait),
-        )
-    return shown
-
-
-def run_lines(comparison: Comparison, trace: Trace, plan: Plan) -> list[str]:
-    """The run in a few plain sentences: makespan, worst op, gradients, memory."""
-    unit = plan.instance.time_unit
-    emulated = " (emulated: stages sleep for their time)" if trace.mode == "emulated" else ""
-    lines = [
-        f"makespan: predicted {time_text(comparison.predicted_makespan)} {unit}, measured "
-        f"{time_text(comparison.measured_makespan)} {unit} (median of {comparison.steps} steps), "
-        f"ratio {comparison.ratio:.3f}{emulated}",
-        f"worst op: {comparison.worst.where}: ratio {comparison.worst.ratio:.3f}",
-        f"gradients: {gradients_text(trace)}",
-    ]
-    if trace.peak_memory is not None:
-        lines.append(
-            f"peak memory ({plan.instance.memory_unit}): predicted {_amounts(plan.peak_memory)}; "
-            f"measured {_amounts(trace.peak_memory)}"
-        )
-    return lines
-
-
-def gradients_text(trace: Trace) -> str:
-    """The outcome of the gradient check in words."""
-    check = trace.gradients
-    if check is None or not check.checked:
-        return "not checked"
-    if check.bit_equal:
-        return "bit-equal to the unpipelined model"
-    verdict = "equal to the unpipelined model" if check.equal else "DIFFER from the unpipelined model"
-    return (
-        f"{verdict}: worst relative difference {check.worst_relative_difference:.3g} in {check.where} "
-        f"(tolerance {check.tolerance:.3g})"
-    )
-
-
-def demo_table(rows: Sequence[DemoRow]) -> Table:
-    """One row a run: prediction, measurement, and what was checked."""
-    shown = Table(
-        "schedule",
-        "predicted makespan",
-        "measured makespan",
-        "ratio",
-        "worst op",
-        "gradients equal",
-        "peak memory predicted",
-        "peak memory measured",
-        "gap",
-    )
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        instance, comparison, trace = row.plan.instance, row.comparison, row.trace
-        check = trace.gradients
-        shown.add_row(
-            escape(row.name),
-            f"{comparison.predicted_makespan:.1f} {escape(instance.time_unit)}",
-            f"{comparison.measured_makespan:.1f} {escape(instance.time_unit)}",
-            f"{comparison.ratio:.3f}",
-            f"{comparison.worst.op}{comparison.worst.stages}: {comparison.worst.ratio:.3f}",
-            "-" if check is None else ("yes" if check.equal else "NO"),
-            f"{max(row.plan.peak_memory):.4g} {escape(instance.memory_unit)}",
-            "-" if trace.peak_memory is None else f"{max(trace.peak_memory):.4g}",
-            f"{row.plan.gap:.2%}",
-        )
-    return shown
 
 
 def _amounts(values: Sequence[float]) -> str:

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zbsolve.graph import BW, B, F, R, Task, TaskKind, W
-from zbsolve.instance import Instance, make_instance
-from zbsolve.memory import memory_curve
-from zbsolve.schedule import Schedule, TimedTask
-from zbsolve.trace import Step, Trace, recalibrate
+from zbsolve.model.graph import (
+    BW,
+    B,
+    F,
+    R,
+    Task,
+    TaskKind,
+    W,
+)
+from zbsolve.model.instance import Instance, make_instance
+from zbsolve.model.memory import memory_curve
+from zbsolve.model.schedule import Schedule, TimedTask
+from zbsolve.trace.compare import recalibrate
+from zbsolve.trace.trace import Step, Trace
 
 # Okabe and Ito's palette: told apart with every common colour blindness, and black text reads on each.
 COLOURS: dict[TaskKind, str] = {F: "#56B4E9", R: "#9AD0F0", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
@@ -151,24 +160,3 @@ def memory_corners(instance: Instance, schedule: Schedule, device: int) -> tuple
         times += [box.start, box.start, box.end, box.end]
         levels += [box.before, box.during, box.during, box.after]
     return [*times, last], [*levels, levels[-1]]
-
-
-def busy_time(schedule: Schedule) -> float:
-    """Time that devices spend on tasks, summed over devices; an F&B pair counts once."""
-    return sum(busy_times(schedule))
-
-
-def busy_times(schedule: Schedule) -> list[float]:
-    """Time that each device spends on tasks; an F&B pair counts once."""
-    seconds = {backward for _, backward in schedule.pairs}
-    return [
-        sum(timed.end - timed.start for timed in program if timed.task not in seconds)
-        for program in schedule.devices
-    ]
-
-
-def bubble_rate(schedule: Schedule, cost: float) -> float:
-    """``1 - work/cost``, work being the mean busy time of a device; say which cost where it is shown."""
-    if cost <= 0:
-        return 0.0
-    return max(0.0, 1.0 - busy_time(schedule) / (len(schedule.devices) * cost))

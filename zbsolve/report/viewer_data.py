@@ -13,22 +13,15 @@ from typing import Any
 
 from zbsolve import __version__
 from zbsolve.errors import InputError
-from zbsolve.graph import Task, TaskKind
-from zbsolve.instance import Instance
-from zbsolve.memory import memory_curve
-from zbsolve.plan import Plan
+from zbsolve.model.bubble import bubble_rate, busy_times
+from zbsolve.model.graph import Task, TaskKind
+from zbsolve.model.instance import Instance
+from zbsolve.model.memory import memory_curve
+from zbsolve.model.schedule import Schedule
+from zbsolve.plan.plan import Plan
 from zbsolve.report.explain import REASONS, Explanation, Reason, explain
-from zbsolve.report.timeline import (
-    COLOURS,
-    MEANINGS,
-    bubble_rate,
-    busy_times,
-    measured_schedule,
-    measured_waits,
-    memory_peak,
-)
-from zbsolve.schedule import Schedule
-from zbsolve.trace import Trace
+from zbsolve.report.timeline import COLOURS, MEANINGS, measured_schedule, measured_waits, memory_peak
+from zbsolve.trace.trace import Trace
 
 KINDS = tuple(TaskKind)
 

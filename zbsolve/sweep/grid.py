@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
-from zbsolve.cluster import Cluster
 from zbsolve.errors import InfeasibleError, InputError, UndecidedError
+from zbsolve.partition.cluster import Cluster
 from zbsolve.partition.layers import Keep, LayerProfile, join_profiles
 from zbsolve.partition.problem import CHUNKS, Decision, DecisionProblem, Placement
 from zbsolve.partition.search import decide
 from zbsolve.partition.splits import balanced_split
-from zbsolve.plan import Plan
-from zbsolve.solver import solve
+from zbsolve.plan.plan import Plan
+from zbsolve.solver.portfolio import solve
 
 # What a configuration costs depends on these rules; another number makes stored results void.
 RULES = 4

@@ -1,0 +1,1 @@
+"""Split backwards: input gradient now, weight gradient later."""

@@ -1,0 +1,1 @@
+"""Executing one rank's program: stages, transport, lanes, and what they hold."""

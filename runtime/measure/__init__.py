@@ -1,0 +1,1 @@
+"""Profiles of a model and the runtime's own cost."""

@@ -1,0 +1,1 @@
+"""Processes: launching ranks, watching them, gathering what they measured."""

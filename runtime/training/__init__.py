@@ -1,0 +1,1 @@
+"""What surrounds the step: updates, copies of parameters, checkpoints, gradient checks."""

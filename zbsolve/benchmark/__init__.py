@@ -1,0 +1,1 @@
+"""Suites of instances against published figures and the best known."""

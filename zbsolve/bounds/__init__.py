@@ -1,0 +1,1 @@
+"""Proven lower bounds."""

@@ -1,0 +1,1 @@
+"""The whole job in one command: demo, doctor, predictions."""

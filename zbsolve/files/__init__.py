@@ -1,0 +1,1 @@
+"""Files: reading documents with one-line complaints, and writing atomically."""

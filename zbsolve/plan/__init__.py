@@ -1,0 +1,1 @@
+"""The plan file: programs with messages and a certificate."""

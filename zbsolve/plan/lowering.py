@@ -1,0 +1,226 @@
+"""From a schedule to programs with messages, and the dry run that shows them free of deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from zbsolve.model.graph import Task, TaskKind, backward_kinds
+from zbsolve.model.instance import Instance
+from zbsolve.model.schedule import Schedule
+from zbsolve.model.simulator import Links, topological_order
+from zbsolve.plan.actions import Action, Program
+from zbsolve.plan.plan import _MESSAGE_OPS
+
+# --- lowering ----------------------------------------------------------------------------------
+
+
+class Message(NamedTuple):
+    """One transfer between devices: the output of F (or the input gradient) of a stage and micro-batch."""
+
+    producer: Task
+    consumer: Task
+    source: int
+    target: int
+    ready: float
+    arrival: float
+
+    @property
+    def direction(self) -> Literal["F", "B"]:
+        return "F" if self.producer.kind is TaskKind.F else "B"
+
+
+def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
+    """Every message that the schedule implies, in one total order consistent with its timeline.
+
+    Sorted by the moment the producer ends, ties by a topological order. If the consumer of one message
+    has to run before the producer of another, the first message's ready time is not later and its
+    producer is topologically earlier, so the order respects every dependency. Therefore when all
+    devices enqueue in this order no set of devices can block each other: of the messages not yet
+    exchanged take the first; both its devices have finished all earlier ones, so every task before its
+    send has its inputs, and its receiver is already waiting for it.
+    """
+    order = topological_order(instance, schedule.orders, schedule.pairs)
+    ranked = {task: rank for rank, (_, task) in enumerate(order)}
+    links = Links(instance)
+    messages = []
+    for source, program in enumerate(schedule.devices):
+        for task, _, end in program:
+            consumer = _remote_consumer(instance, task, ranked)
+            if consumer is not None:
+                boundary = min(task.stage, consumer.stage)
+                target = instance.stages[consumer.stage].device
+                arrival = links.leaves(task, end) + instance.hop(boundary)
+                messages.append(Message(task, consumer, source, target, end, arrival))
+    messages.sort(key=lambda message: (message.ready, ranked[message.producer]))
+    return messages
+
+
+def _remote_consumer(instance: Instance, task: Task, present: dict[Task, int]) -> Task | None:
+    """The task on another device that needs this task's result, if any."""
+    kind, stage, microbatch = task
+    if kind in (TaskKind.W, TaskKind.R):
+        return None
+    neighbour = stage + 1 if kind is TaskKind.F else stage - 1
+    boundary = min(stage, neighbour)
+    if not 0 <= boundary < instance.num_stages - 1 or not instance.crosses(boundary):
+        return None
+    if kind is TaskKind.F:
+        return Task(TaskKind.F, neighbour, microbatch)
+    kinds = backward_kinds(instance, neighbour)
+    return next(t for k in kinds if (t := Task(k, neighbour, microbatch)) in present)
+
+
+def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
+    """Programs with messages: each send right after its producer, each receive as early as the order permits.
+
+    A receive is enqueued right behind the device's previous message, so that an early sender never
+    waits for a device that is busy computing.
+    """
+    programs: list[list[Action]] = [[] for _ in range(instance.num_devices)]
+    messages_of: list[list[tuple[int, Message]]] = [[] for _ in range(instance.num_devices)]
+    for number, message in enumerate(order_messages(instance, schedule)):
+        messages_of[message.source].append((number, message))
+        messages_of[message.target].append((number, message))
+    for device, program in enumerate(schedule.devices):
+        actions = programs[device]
+        pending = iter(messages_of[device])
+        upcoming = next(pending, None)
+        # The first of a pair has ended, and may send, when the second has.
+        first_of_pair = {forward for forward, _ in schedule.pairs}
+        ended: set[Task] = set()
+        for timed in (None, *program):
+            if timed is not None:
+                task = timed.task
+                actions.append(
+                    Action(
+                        op=task.kind.value,
+                        stage=task.stage,
+                        microbatch=task.microbatch,
+                        start=timed.start,
+                        end=timed.end,
+                    )
+                )
+                ended.add(task)
+                if task in first_of_pair:
+                    continue
+            while upcoming is not None:
+                number, message = upcoming
+                sends = message.source == device
+                if sends and message.producer not in ended:
+                    break
+                actions.append(_message_action(number, message, sends))
+                upcoming = next(pending, None)
+        assert upcoming is None  # every send has its producer in the program
+    return tuple(Program(device=d, actions=tuple(actions)) for d, actions in enumerate(programs))
+
+
+def _message_action(number: int, message: Message, sends: bool) -> Action:
+    end = message.producer if sends else message.consumer
+    return Action(
+        op=_MESSAGE_OPS[sends, message.direction],
+        stage=end.stage,
+        microbatch=end.microbatch,
+        start=message.ready,
+        end=message.arrival,
+        peer=message.target if sends else message.source,
+        message=number,
+    )
+
+
+# --- deadlock dry run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Why programs cannot finish: what each blocked device waits for."""
+
+    waits: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(self.waits)
+
+
+def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
+    """Run the programs with blocking sends and receives (each waits for its counterpart); None when all end.
+
+    A pair exchanges messages only head to head and of the same number, as on a transport that pairs by
+    order. A compute action needs its inputs to have arrived, which also catches a receive
+    placed behind its consumer.
+    """
+    position = [0] * len(programs)
+    done: set[Task] = set()
+    arrived: set[tuple[str, int, int]] = set()
+
+    def head(device: int) -> Action | None:
+        actions = programs[device].actions
+        return actions[position[device]] if position[device] < len(actions) else None
+
+    def runnable(action: Action) -> bool:
+        task = Task(TaskKind(action.op), action.stage, action.microbatch)
+        return all(_input_ready(instance, task, needed, done, arrived) for needed in _inputs(instance, task))
+
+    active = list(range(len(programs)))
+    while active:
+        device = active.pop()
+        while (action := head(device)) is not None:
+            if action.is_compute:
+                if not runnable(action):
+                    break
+                done.add(Task(TaskKind(action.op), action.stage, action.microbatch))
+                position[device] += 1
+                continue
+            peer = action.peer
+            other = head(peer) if peer is not None and 0 <= peer < len(programs) else None
+            if other is None or not _are_counterparts(device, action, other):
+                break
+            assert peer is not None
+            receive = action if action.op.startswith("RECV") else other
+            arrived.add((receive.op[-1], receive.stage, receive.microbatch))
+            position[device] += 1
+            position[peer] += 1
+            active.append(peer)
+    blocked = [(d, action) for d in range(len(programs)) if (action := head(d)) is not None]
+    if not blocked:
+        return None
+    return Stuck(
+        tuple(
+            f"device {d} waits in {action}"
+            + (f" for device {action.peer}" if action.peer is not None else "")
+            for d, action in blocked
+        )
+    )
+
+
+def _are_counterparts(device: int, action: Action, other: Action) -> bool:
+    opposite = ("RECV_" if action.op.startswith("SEND") else "SEND_") + action.op[-1]
+    return other.op == opposite and other.peer == device and other.message == action.message
+
+
+def _inputs(instance: Instance, task: Task) -> list[Task]:
+    """Alternatives collapsed: the F, R or B of the neighbour or own stage whose result a task needs."""
+    kind, stage, microbatch = task
+    if kind is TaskKind.F:
+        return [] if instance.is_first(stage) else [Task(TaskKind.F, stage - 1, microbatch)]
+    if kind is TaskKind.W:
+        return [Task(TaskKind.B, stage, microbatch)]
+    if kind is TaskKind.R or instance.stages[stage].t_r is None:
+        own = [Task(TaskKind.F, stage, microbatch)]
+    else:
+        own = [Task(TaskKind.R, stage, microbatch)]
+    if kind is TaskKind.R or instance.is_last(stage):
+        return own
+    return [*own, Task(TaskKind.B, stage + 1, microbatch)]
+
+
+def _input_ready(
+    instance: Instance, task: Task, needed: Task, done: set[Task], arrived: set[tuple[str, int, int]]
+) -> bool:
+    if not (needed.stage < instance.num_stages and task.stage < instance.num_stages):
+        return False
+    if instance.stages[needed.stage].device != instance.stages[task.stage].device:
+        return ("F" if needed.kind is TaskKind.F else "B", task.stage, task.microbatch) in arrived
+    if needed in done:
+        return True
+    return needed.kind is TaskKind.B and needed._replace(kind=TaskKind.BW) in done

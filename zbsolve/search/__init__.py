@@ -1,0 +1,1 @@
+"""Heuristic searches for schedules."""

@@ -1,0 +1,1 @@
+"""The portfolio under one time limit, and the re-verification of its certificates."""

@@ -1,0 +1,1 @@
+"""What a run measured, beside what the plan predicted."""
