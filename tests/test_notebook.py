@@ -14,7 +14,7 @@ import pytest
 from zbsolve.baselines import BASELINES
 from zbsolve.model.instance import equal_stages
 from zbsolve.plan.plan import Plan
-from zbsolve.report.notebook import explorer
+from zbsolve.report.notebook import explorer, instance_html, plan_html
 from zbsolve.solver.portfolio import certify, solve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ def plan() -> Plan:
 
 def test_a_plan_shows_certificate_memory_and_chart(plan: Plan) -> None:
     """The tables of the terminal, and an SVG picture inside the text."""
-    html = plan._repr_html_()
+    html = plan_html(plan)
     assert "13 ms" in html
     assert "optimal" in html
     assert "&lt;b&gt;pair" in html
@@ -41,13 +41,13 @@ def test_a_plan_shows_certificate_memory_and_chart(plan: Plan) -> None:
 def test_a_big_plan_is_shown_as_pixels() -> None:
     """More than 3,000 tasks: PNG."""
     instance = equal_stages(8, 130)
-    html = certify(*BASELINES["zb-h1"].schedule(instance), "makespan", "zb-h1")._repr_html_()
+    html = plan_html(certify(*BASELINES["zb-h1"].schedule(instance), "makespan", "zb-h1"))
     assert "data:image/png;base64," in html
 
 
 def test_an_instance_shows_its_stages() -> None:
     """Every stage has its row."""
-    html = equal_stages(3, 2, t_f=1.25, name="three").with_memory_cap(7)._repr_html_()
+    html = instance_html(equal_stages(3, 2, t_f=1.25, name="three").with_memory_cap(7))
     assert "three" in html
     assert html.count("1.25") >= 3
 

@@ -413,12 +413,6 @@ class Instance(BaseModel):
             cap = _positive_number(cap, cap)
         return self.with_changes(memory_cap=cap)
 
-    def _repr_html_(self) -> str:
-        """How a notebook shows the instance: its stages and devices."""
-        from zbsolve.report.notebook import instance_html
-
-        return instance_html(self)
-
     def to_json_dict(self) -> dict[str, Any]:
         """The instance as JSON data, optional fields left out where they are not set."""
         data: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)

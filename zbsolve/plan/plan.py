@@ -127,12 +127,6 @@ class Plan(_FileModel):
         """Write the plan file, whole or not at all."""
         write_text_atomically(path, self.to_json())
 
-    def _repr_html_(self) -> str:
-        """How a notebook shows the plan: certificate, memory, Gantt chart."""
-        from zbsolve.report.notebook import plan_html
-
-        return plan_html(self)
-
     def digest(self) -> str:
         """SHA-256 of programs and instance: ranks compare it before they start."""
         data = self.to_json_dict()
