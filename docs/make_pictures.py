@@ -24,10 +24,11 @@ from PIL import Image
 
 from zbsolve.baselines import BASELINES
 from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.kinds import TABLE
 from zbsolve.model.schedule import Schedule
 from zbsolve.plan.plan import Plan
 from zbsolve.report.html import save_plan_page
-from zbsolve.report.timeline import COLOURS, label, memory_corners
+from zbsolve.report.timeline import label, memory_corners
 from zbsolve.solver.portfolio import certify, solve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +62,7 @@ def lanes(axes: Axes, instance: Instance, schedule: Schedule, title: str) -> Non
     for device, program in enumerate(schedule.devices):
         for task, start, end in program:
             axes.barh(
-                device, end - start, left=start, height=0.86, color=COLOURS[task.kind], edgecolor="white"
+                device, end - start, left=start, height=0.86, color=TABLE[task.kind].colour, edgecolor="white"
             )
             axes.text((start + end) / 2, device, label(instance, task), ha="center", va="center", fontsize=7)
     axes.set_yticks(range(len(schedule.devices)), [f"device {d}" for d in range(len(schedule.devices))])

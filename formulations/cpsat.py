@@ -28,8 +28,9 @@ from zbsolve.bounds.ways import round_trip
 from zbsolve.bounds.windows import windows
 from zbsolve.formulations.common import FormulationResult, common_unit, conclude
 from zbsolve.formulations.ticks import Ticks, make_ticks
-from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate_for
 from zbsolve.model.tolerances import MEMORY_RTOL, OPTIMAL_GAP, TICK_ROUNDING

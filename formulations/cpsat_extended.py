@@ -33,16 +33,10 @@ from zbsolve.formulations.cpsat import (
     solve_interruptibly,
 )
 from zbsolve.formulations.ticks import Ticks, make_ticks
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.memory import NO_PAIRS, Pairs
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import CycleError, simulate_for

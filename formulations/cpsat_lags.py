@@ -23,8 +23,9 @@ from zbsolve.formulations.cpsat import (
     OutOfTimeError,
     solve_interruptibly,
 )
-from zbsolve.model.graph import F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import F
 from zbsolve.model.tolerances import TICK_ROUNDING
 from zbsolve.search.canonical import Orders
 

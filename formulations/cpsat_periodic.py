@@ -20,16 +20,9 @@ from ortools.sat.python import cp_model
 
 from zbsolve.bounds.waits import room
 from zbsolve.formulations.cpsat import solve_interruptibly
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-    duration,
-)
+from zbsolve.model.graph import Task, duration
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, TaskKind, W
 from zbsolve.model.memory import effect
 from zbsolve.model.tolerances import COUNT_ROUNDING
 from zbsolve.search.canonical import Orders

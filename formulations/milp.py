@@ -36,16 +36,9 @@ from zbsolve.bounds.waits import memory_precedences, room
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.formulations.common import FormulationResult, conclude, serial_length
 from zbsolve.formulations.ticks import make_ticks
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskGraph,
-    W,
-    duration,
-)
+from zbsolve.model.graph import Task, TaskGraph, duration
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.memory import effect
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate_for, topological_order

@@ -9,17 +9,16 @@ from fractions import Fraction
 from functools import cached_property
 
 from zbsolve.formulations.common import _pair_lengths, common_unit, serial_length
-from zbsolve.model.graph import (
+from zbsolve.model.graph import duration, kinds_of
+from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
     BW,
     B,
     F,
     R,
     TaskKind,
     W,
-    duration,
-    kinds_of,
 )
-from zbsolve.model.instance import Instance
 from zbsolve.model.tolerances import BOUND_ROUNDING, TICK_ROUNDING
 
 # --- ticks -------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ from typing import NamedTuple
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError
+from zbsolve.plan.actions import COMPUTE_OPS, MESSAGE_OPS
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = struct.Struct("<iiiii")
 _HEAD = struct.Struct("<i")
-_MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
-_OPS = ("setup", "barrier", "F", "R", "B", "W", "BW", *_MESSAGES, "check", "update", "done")
+_OPS = ("setup", "barrier", *COMPUTE_OPS, *MESSAGE_OPS, "check", "update", "done")
 _ABORT = "abort"
 POLL_SECONDS = 0.2
 

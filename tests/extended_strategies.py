@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, make_instance
+from zbsolve.model.kinds import BW, B, F, R, W
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 AMOUNTS = st.sampled_from([0.0, 0.5, 1.0])

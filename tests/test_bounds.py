@@ -21,8 +21,8 @@ from zbsolve.bounds.catalogue import (
 )
 from zbsolve.bounds.waits import memory_waits
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import B, W
 from zbsolve.model.instance import Instance, equal_stages, load_instance
+from zbsolve.model.kinds import B, W
 from zbsolve.model.serial import require_feasible
 from zbsolve.model.simulator import simulate, simulate_least_span
 from zbsolve.search.list_scheduler import ListScheduler

@@ -22,16 +22,10 @@ from tests.test_report import rendered
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.comparison import make_row
 from zbsolve.model.bubble import bubble_rate, busy_times
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages
 from zbsolve.model.judge import _memory_by_definition
+from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import _propagate, simulate
 from zbsolve.plan.certificate import Proof, SolverInfo

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import small_instances
-from zbsolve.model.graph import B, F, Task, W, predecessors
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.kinds import B, F, W
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.serial import require_feasible, serial_orders
 from zbsolve.model.simulator import Links, simulate, simulate_least_span, topological_order

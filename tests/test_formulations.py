@@ -22,9 +22,10 @@ from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.milp import solve_milp
 from zbsolve.formulations.ticks import make_ticks
-from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.simulator import simulate, simulate_for
 from zbsolve.search.canonical import canonical
 

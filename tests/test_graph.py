@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    Edge,
-    F,
-    Task,
-    TaskGraph,
-    W,
-    duration,
-    predecessors,
-)
+from zbsolve.model.graph import Edge, Task, TaskGraph, duration, predecessors
 from zbsolve.model.instance import equal_stages, make_instance
+from zbsolve.model.kinds import BW, B, F, W
 
 
 def two_stages(t_bw: float | None) -> TaskGraph:

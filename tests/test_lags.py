@@ -14,8 +14,9 @@ from zbsolve.bounds.waits import Lag
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.cpsat_lags import prove_lag
-from zbsolve.model.graph import F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.kinds import F
 from zbsolve.model.serial import require_feasible, serial_orders
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.certificate import ProvenLag

@@ -12,16 +12,10 @@ from tests.test_simulator import one_f_one_b
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.formulas import Sizes, instance_for, placement_of
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    W,
-    predecessors,
-)
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.actions import Program
 from zbsolve.plan.check import check_plan

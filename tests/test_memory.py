@@ -11,16 +11,10 @@ from hypothesis import strategies as st
 
 from tests.strategies import small_instances
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import _memory_by_definition
+from zbsolve.model.kinds import BW, B, F, TaskKind, W
 from zbsolve.model.memory import NO_PAIRS, effect, memory_curve, peak_memory
 from zbsolve.model.schedule import TimedTask
 from zbsolve.model.serial import require_feasible, serial_program

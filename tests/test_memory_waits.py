@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
 from zbsolve.bounds.waits import MemoryWait, memory_precedences, memory_waits
-from zbsolve.model.graph import B, F
 from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.kinds import B, F
 from zbsolve.model.serial import serial_program
 
 AMOUNTS = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 3.0])

@@ -14,17 +14,10 @@ from zbsolve.bounds.catalogue import best_bound
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.formulations.cpsat import solve_cpsat
 from zbsolve.formulations.ticks import make_ticks
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    TaskGraph,
-    W,
-)
+from zbsolve.model.graph import Task, TaskGraph
 from zbsolve.model.instance import Instance, equal_stages, parse_instance
 from zbsolve.model.judge import _memory_by_definition, check
+from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.memory import memory_curve, peak_memory
 from zbsolve.model.recompute import fold, unfold
 from zbsolve.model.schedule import Schedule, TimedTask

@@ -6,9 +6,9 @@ import pytest
 
 from zbsolve.benchmark.random_instances import random_instance
 from zbsolve.formulations.cpsat_periodic import find_pattern
-from zbsolve.model.graph import BW
 from zbsolve.model.instance import Instance, equal_stages
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import BW
 from zbsolve.model.simulator import simulate
 
 

@@ -23,8 +23,8 @@ from zbsolve.bounds.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.bounds.waits import Lag, LeastTime, back, backward_adds
 from zbsolve.bounds.windows import windows
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import F, W
 from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.kinds import F, W
 from zbsolve.model.serial import require_feasible, serial_orders
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.certificate import SolverInfo

@@ -12,8 +12,9 @@ from rich.console import Console
 from zbsolve.baselines.comparison import compare_with_baselines, gain_text, one_f_one_b_cost
 from zbsolve.errors import InputError
 from zbsolve.model.bubble import bubble_rate
-from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.kinds import B, F, W
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.plan import Plan
 from zbsolve.report.chrome_trace import chrome_trace, chrome_trace_of_measurement, save_chrome_trace

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
 from tests.strategies import small_instances
-from zbsolve.model.graph import (
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.judge import check
+from zbsolve.model.kinds import (
     BW,
     B,
     F,
     R,
-    Task,
     TaskKind,
     W,
 )
-from zbsolve.model.instance import Instance, equal_stages, make_instance
-from zbsolve.model.judge import check
 from zbsolve.model.memory import peak_memory
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.simulator import simulate

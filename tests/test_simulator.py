@@ -9,16 +9,10 @@ from hypothesis import strategies as st
 
 from tests.brute_force import all_orders, least_span
 from tests.strategies import small_instances
-from zbsolve.model.graph import (
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-    predecessors,
-)
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import B, F, TaskKind, W
 from zbsolve.model.simulator import (
     CycleError,
     max_cycle_mean,

@@ -17,9 +17,9 @@ from tests.strategies import small_instances
 from zbsolve.bounds.catalogue import all_bounds
 from zbsolve.cli import app
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import F
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import F
 from zbsolve.model.memory import peak_memory
 from zbsolve.model.options import is_extended
 from zbsolve.model.schedule import Schedule, TimedTask

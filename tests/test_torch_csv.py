@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 from tests.extended_strategies import programs
 from zbsolve.baselines import BASELINES
 from zbsolve.errors import InputError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.recompute import unfold
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from zbsolve.errors import InputError
-from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages
+from zbsolve.model.kinds import B, F, W
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.certificate import Proof, SolverInfo
 from zbsolve.plan.make import make_plan

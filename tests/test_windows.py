@@ -21,8 +21,8 @@ from zbsolve.bounds.waits import back
 from zbsolve.bounds.windows import windows
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulations.cpsat import CpSatModel
-from zbsolve.model.graph import BW, B, F, W
 from zbsolve.model.instance import Instance, equal_stages, make_instance
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.serial import require_feasible, serial_orders
 from zbsolve.model.simulator import simulate

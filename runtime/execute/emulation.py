@@ -11,8 +11,9 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from zbsolve.model.graph import Task, TaskKind, duration
+from zbsolve.model.graph import Task, duration
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TABLE, TaskKind
 from zbsolve.model.memory import Pairs
 from zbsolve.runtime.execute.transport import Shape
 
@@ -55,7 +56,7 @@ class EmulatedStages:
             time.sleep(pause)
         while time.perf_counter() < until:
             pass
-        return [] if op in ("W", "R") else [self._payload]
+        return [] if TABLE[kind].direction is None else [self._payload]
 
     def put_aside(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
         """Nothing is read."""

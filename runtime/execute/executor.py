@@ -22,11 +22,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from zbsolve.model.graph import Task, TaskKind
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import GRADIENT_KINDS, TABLE, TaskKind, step_of
 from zbsolve.model.memory import Pairs
 from zbsolve.model.schedule import Schedule, TimedTask
-from zbsolve.plan.actions import Program
+from zbsolve.plan.actions import Program, task_of
 from zbsolve.runtime.execute.lanes import Lanes
 from zbsolve.runtime.execute.transport import Incoming, Shape, Transport
 from zbsolve.runtime.status import Status, encode
@@ -164,8 +164,13 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
     device_of = [stage.device for stage in instance.stages]
     pairs = pairs_of(program)
     paired = {task for pair in pairs for task in pair}
-    sent = {(a.op, a.stage, a.microbatch): a.message for a in program.actions if a.op.startswith("SEND")}
-    last_of = {a.stage: a for a in program.actions if a.op in ("W", "BW")}
+    # A gradient answers the message that went down before it: its consumer has run.
+    sent = {
+        (a.stage, a.microbatch): a.message
+        for a in program.actions
+        if not a.is_compute and a.sends and a.direction == "F"
+    }
+    last_of = {a.stage: a for a in program.actions if a.op in GRADIENT_KINDS}
     compiled: list[_Compute | _Transfer] = []
     for action in program.actions:
         op, stage, microbatch = action.op, action.stage, action.microbatch
@@ -173,25 +178,25 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
         if not action.is_compute:
             assert action.peer is not None
             assert action.message is not None
-            key = (op[-1], stage, microbatch)
-            compiled.append(_Transfer(op.startswith("SEND"), key, action.message, action.peer, running))
+            key = (action.direction, stage, microbatch)
+            compiled.append(_Transfer(action.sends, key, action.message, action.peer, running))
             continue
         source = hands = None
         local = hands_local = False
-        if op not in ("W", "R"):
-            direction, forward = ("F", 1) if op == "F" else ("B", -1)
-            before, after = stage - forward, stage + forward
-            ends = instance.is_first(stage), instance.is_last(stage)
-            if not ends[op != "F"]:
-                source = (direction, stage, microbatch)
+        row = TABLE[TaskKind(op)]
+        if row.direction is not None:
+            step = step_of(row.direction)
+            before, after = stage - step, stage + step
+            if instance.has_neighbour(stage, -step):
+                source = (row.direction, stage, microbatch)
                 local = device_of[before] == program.device
-            if not ends[op == "F"]:
+            if instance.has_neighbour(stage, step):
                 hands_local = device_of[after] == program.device
-                hands = (direction, after if hands_local else stage, microbatch)
-        answers = sent.get(("SEND_F", stage, microbatch)) if op in ("B", "BW") and not local else None
+                hands = (row.direction, after if hands_local else stage, microbatch)
+        answers = sent.get((stage, microbatch)) if row.direction == "B" and not local else None
         waiting = encode(op, stage, microbatch, waiting=True)
         completes = action is last_of[stage]
-        half = Task(TaskKind(op), stage, microbatch) in paired
+        half = task_of(action) in paired
         compiled.append(
             _Compute(
                 op,
@@ -213,11 +218,7 @@ def _compile(instance: Instance, program: Program) -> list[_Compute | _Transfer]
 
 def pairs_of(program: Program) -> Pairs:
     """The F&B pairs of a program."""
-    timed = (
-        TimedTask(Task(TaskKind(a.op), a.stage, a.microbatch), a.start, a.end)
-        for a in program.actions
-        if a.is_compute
-    )
+    timed = (TimedTask(task_of(a), a.start, a.end) for a in program.actions if a.is_compute)
     return Schedule((tuple(timed),)).pairs
 
 

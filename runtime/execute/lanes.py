@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from zbsolve.model.graph import Task, TaskKind
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import GRADIENT_KINDS, TaskKind
 from zbsolve.model.memory import Pairs
-from zbsolve.plan.actions import Program
+from zbsolve.plan.actions import COMPUTE_OPS, Program
 
 MAIN, BESIDE, ASIDE = range(3)
 
@@ -59,9 +60,6 @@ class Launch(NamedTuple):
     after: tuple[int, ...]
 
 
-COMPUTE = ("F", "R", "B", "W", "BW")
-
-
 def arrange(actions: Sequence[Issued], aside: Set[int] = frozenset()) -> list[Launch]:
     """Lanes and waits of a program; ``aside`` are the stages whose W's have their own lane."""
     lanes = _pass_lanes(actions)
@@ -71,7 +69,7 @@ def arrange(actions: Sequence[Issued], aside: Set[int] = frozenset()) -> list[La
     last_aside: int | None = None
     for place, (op, stage, microbatch, paired) in enumerate(actions):
         lane = lanes[stage, microbatch]
-        if op not in COMPUTE:
+        if op not in COMPUTE_OPS:
             launches.append(Launch(lane, ()))  # behind the op that makes what it sends
             continue
         if op == "W" and stage in aside:
@@ -80,7 +78,7 @@ def arrange(actions: Sequence[Issued], aside: Set[int] = frozenset()) -> list[La
             continue
         second = before_pair is not None
         waits = tail if before_pair is None else before_pair
-        if op in ("W", "BW") and last_aside is not None:
+        if op in GRADIENT_KINDS and last_aside is not None:
             waits = [*waits, last_aside]
         launches.append(Launch(lane, tuple(p for p in waits if launches[p].lane != lane)))
         before_pair = list(tail) if paired else None
@@ -96,20 +94,17 @@ def arrange_devices(
     ``tied`` are groups of stages that share a weight, whose W's and BW's must not add to it at once.
     """
     launches: list[Launch] = []
-    made: dict[tuple[str, int, int], int] = {}
+    made: dict[Task, int] = {}
     added: dict[int, int] = {}  # group -> the op that added to its weight last
     for place, (op, stage, microbatch, _) in enumerate(actions):
-        waits = []
-        if op == "F" and not instance.is_first(stage):
-            waits.append(made["F", stage - 1, microbatch])
-        if op in ("B", "BW") and not instance.is_last(stage):
-            waits.append(made["B", stage + 1, microbatch])
-        if op in ("W", "BW"):
+        task = Task(TaskKind(op), stage, microbatch)
+        waits = [made[edge.before] for edge in predecessors(instance, task) if edge.before in made]
+        if op in GRADIENT_KINDS:
             for group, stages in enumerate(tied):
                 if stage in stages:
                     waits += [added[group]] if group in added else []
                     added[group] = place
-        made["B" if op == "BW" else op, stage, microbatch] = place
+        made[task] = place
         lane = instance.stages[stage].device
         after = sorted({p for p in waits if launches[p].lane != lane})
         launches.append(Launch(lane, tuple(after)))
@@ -119,7 +114,7 @@ def arrange_devices(
 def _pass_lanes(actions: Sequence[Issued]) -> dict[tuple[int, int], int]:
     """A lane for every (stage, micro-batch)."""
     lanes: dict[tuple[int, int], int] = {}
-    compute = [action for action in actions if action.op in COMPUTE]
+    compute = [action for action in actions if action.op in COMPUTE_OPS]
     for place, (op, stage, microbatch, paired) in enumerate(compute):
         if op == "F":
             partner = compute[place + 1] if paired else None

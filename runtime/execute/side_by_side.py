@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 from zbsolve.errors import InputError
-from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.simulator import topological_order
-from zbsolve.plan.actions import Action, Program
+from zbsolve.plan.actions import Action, Program, task_of
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.execute.executor import pairs_of
 
@@ -43,7 +43,7 @@ def on_one_device(plan: Plan) -> Plan:
 def _by_time(plan: Plan) -> list[Action]:
     """All compute actions by their start, each behind what it needs even where that is a rounding later."""
     actions = {
-        Task(TaskKind(action.op), action.stage, action.microbatch): action
+        task_of(action): action
         for program in plan.programs
         for action in program.actions
         if action.is_compute

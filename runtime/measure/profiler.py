@@ -15,15 +15,9 @@ import logging
 from collections.abc import Callable, Mapping
 from statistics import fmean, median
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    W,
-    predecessors,
-)
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.simulator import simulate
 from zbsolve.model.tolerances import MEASURED_MEMORY_RTOL
 from zbsolve.plan.certificate import Proof, SolverInfo

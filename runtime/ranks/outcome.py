@@ -9,13 +9,12 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance
-from zbsolve.plan.actions import ComputeOp
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.execute.executor import OpRecord
 from zbsolve.runtime.ranks.options import RunOptions
@@ -154,7 +153,7 @@ def _merge_step(steps: list[dict[str, Any]], unit: float, one_host: bool, losses
     events = tuple(
         Event(
             device=rank,
-            op=cast(ComputeOp, record.op),
+            op=record.op,
             stage=record.stage,
             microbatch=record.microbatch,
             start=(record.start - origins[rank] - zero) / unit,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from zbsolve.model.kinds import GRADIENT_KINDS
 from zbsolve.plan.actions import Program
 from zbsolve.runtime.backward.split import autocasting
 from zbsolve.runtime.backward.sums import accumulate, unique
@@ -40,7 +41,7 @@ def weight_orders(program: Program) -> dict[int, list[int]]:
     """Micro-batches of each stage in the order in which their weight gradients are added."""
     orders: dict[int, list[int]] = {}
     for action in program.actions:
-        if action.op in ("W", "BW"):
+        if action.op in GRADIENT_KINDS:
             orders.setdefault(action.stage, []).append(action.microbatch)
     return orders
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zbsolve.model.graph import BW, B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, make_instance, place
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.certificate import Proof, SolverInfo

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import InputError
+from zbsolve.plan.actions import COMPUTE_OPS
 from zbsolve.runtime.api import RunOptions, run_plan
 from zbsolve.runtime.execute.executor import Executor, pairs_of
 from zbsolve.runtime.execute.lanes import (
     ASIDE,
-    COMPUTE,
     Issued,
     Lanes,
     Launch,
@@ -124,7 +124,7 @@ def test_everything_waits_but_pairs_and_weights_aside(drawn: tuple[list[Issued],
     actions, aside = drawn
     launches = arrange(actions, aside)
     api, at_the_end = issue_all(actions, launches)
-    compute = [place for place, action in enumerate(actions) if action.op in COMPUTE]
+    compute = [place for place, action in enumerate(actions) if action.op in COMPUTE_OPS]
     for number, place in enumerate(compute):
         op, stage, microbatch, _ = actions[place]
         on_its_own = op == "W" and stage in aside
@@ -145,7 +145,7 @@ def test_everything_waits_but_pairs_and_weights_aside(drawn: tuple[list[Issued],
         forward = actions.index(next(a for a in actions if a[:3] == ("F", stage, microbatch)))
         assert launches[place].lane == (ASIDE if on_its_own else launches[forward].lane)
     for place, action in enumerate(actions):
-        if action.op not in COMPUTE:
+        if action.op not in COMPUTE_OPS:
             # A message is issued on the lane that makes what it carries.
             made = max(p for p in range(place) if actions[p][1:3] == action[1:3])
             assert made in api.before[place] or launches[made].lane == ASIDE

@@ -14,7 +14,7 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError
-from zbsolve.model.graph import BW, B, F, W
+from zbsolve.model.kinds import BW, B, F, W
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, run_plan
 from zbsolve.runtime.models.load import load_model

@@ -16,7 +16,8 @@ from test_lanes import Recorder, issue_all
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.model.graph import Task, predecessors
+from zbsolve.model.kinds import TaskKind
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import RunOptions, run_plan
 from zbsolve.runtime.execute.green import GreenStreams

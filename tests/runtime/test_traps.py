@@ -13,7 +13,8 @@ import runtime_cases as cases
 import torch
 
 from zbsolve.errors import EnvironmentFailedError, InputError
-from zbsolve.model.graph import BW, B, Task, W
+from zbsolve.model.graph import Task
+from zbsolve.model.kinds import BW, B, W
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model, train
 from zbsolve.runtime.models.load import load_model

@@ -6,15 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zbsolve.errors import InputError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Placement
+from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.memory import NO_PAIRS, Pairs
 from zbsolve.model.recompute import fold, unfold
 from zbsolve.model.schedule import Schedule

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, require_v
-from zbsolve.model.graph import B, F, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, W
 
 PERIOD = 6
 

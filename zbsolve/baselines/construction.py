@@ -9,17 +9,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-    duration,
-    needs,
-)
+from zbsolve.model.graph import Task, duration, needs
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, TaskKind, W
 from zbsolve.model.memory import effect
 from zbsolve.model.tolerances import memory_limit
 

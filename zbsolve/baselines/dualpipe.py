@@ -30,15 +30,9 @@ from typing import NamedTuple
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused, require_linear, require_v
 from zbsolve.errors import InputError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, TaskKind, W
 from zbsolve.model.memory import Pairs
 
 

@@ -7,8 +7,9 @@ backward: at t_b = 2 t_f the backward grows from 2 t_f to 3 t_f, a third more wo
 from __future__ import annotations
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused
-from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, F
 
 
 def orders(instance: Instance) -> DeviceOrders:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from zbsolve.baselines.base import DeviceOrders, require_linear
 from zbsolve.baselines.construction import Construction, StuckError
-from zbsolve.model.graph import B, F, TaskKind
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, TaskKind
 
 
 class _Greedy(Construction):

@@ -7,8 +7,9 @@ the bubble is (p - 1)(t_f + t_b) per micro-batch, r = t_bubble / t_ideal = p - 1
 from __future__ import annotations
 
 from zbsolve.baselines.base import Baseline, DeviceOrders, fused
-from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, F
 
 
 def orders(instance: Instance) -> DeviceOrders:

@@ -20,8 +20,9 @@ from zbsolve.baselines.base import (
     require_linear,
 )
 from zbsolve.errors import InputError
-from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, F
 
 
 def orders_1f1b(instance: Instance) -> DeviceOrders:

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from zbsolve.baselines.base import Baseline, DeviceOrders, require_v
 from zbsolve.baselines.construction import Construction, StuckError
 from zbsolve.errors import InputError
-from zbsolve.model.graph import B, F, TaskKind
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, TaskKind
 
 
 class _Fill(NamedTuple):

@@ -9,8 +9,9 @@ from zbsolve.baselines.base import (
     one_forward_one_backward,
     require_linear,
 )
-from zbsolve.model.graph import B, Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, W
 
 
 def _orders(instance: Instance, warmups: list[int], delays: list[int]) -> DeviceOrders:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from zbsolve.bounds.memory_limits import forward_work, most_put_off
 from zbsolve.bounds.waits import backward_adds, memory_waits, pass_lengths, room
 from zbsolve.compiled import compile_loop
-from zbsolve.model.graph import B, F, TaskKind, W
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, TaskKind, W
 from zbsolve.model.tolerances import COUNT_ROUNDING
 
 FloatArray = NDArray[np.float64]

@@ -42,8 +42,8 @@ from zbsolve.bounds.device_states import DeviceStates
 from zbsolve.bounds.waits import Lag, LeastTime, MemoryWait, memory_waits, pass_lengths
 from zbsolve.bounds.windows import windows
 from zbsolve.compiled import compile_loop
-from zbsolve.model.graph import B, F, TaskKind, W
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, TaskKind, W
 from zbsolve.model.tolerances import OPTIMAL_GAP, TIME_RTOL
 from zbsolve.plan.certificate import MOST_SHAVED
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from zbsolve.model.graph import B, F, Task, TaskKind, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Stage
+from zbsolve.model.kinds import B, F, TaskKind, W
 from zbsolve.model.tolerances import proof_room
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from zbsolve.bounds.forced_work import ForcedWork, counting_steps
 from zbsolve.bounds.waits import Lag, MemoryWait, back, memory_waits
-from zbsolve.model.graph import B, F, W
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, W
 from zbsolve.model.recompute import instant_recomputation
 
 # Beyond, counting a device's work takes ten seconds and more, for steps whose bounds are tight without it.

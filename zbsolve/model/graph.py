@@ -1,13 +1,14 @@
 """Tasks and their dependencies, built from an Instance: pure data and queries.
 
-Modelled here: which tasks a step consists of, how long each takes by itself, and which must end before which
-may start, with the hop between different devices. What memory a task holds is in :mod:`zbsolve.model.memory`,
-how long an F&B pair takes in :meth:`zbsolve.model.instance.Instance.pair_duration`, when links are free in
+What each kind of task is stands in :mod:`zbsolve.model.kinds`; here it meets an instance's stages: which
+tasks a step consists of, how long each takes by itself, and which must end before which may start, with the
+hop between different devices. How long an F&B pair takes is in
+:meth:`zbsolve.model.instance.Instance.pair_duration`, when links are free in
 :class:`zbsolve.model.simulator.Links`.
 
 Not everything reads these rules from here: the loops in machine code (:mod:`zbsolve.search.list_scheduler`
 and the searches), the longest paths (:mod:`zbsolve.bounds.windows`, :mod:`zbsolve.bounds.refutation`) and
-CP-SAT's models state them anew in their own terms, and the judge (:mod:`zbsolve.model.schedule`) does so on
+CP-SAT's models state them anew in their own terms, and the judge (:mod:`zbsolve.model.judge`) does so on
 purpose.
 """
 
@@ -15,24 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from zbsolve.model.instance import Instance
-
-
-class TaskKind(StrEnum):
-    """F forward, R recomputation, B input-gradient backward, W weight-gradient backward, BW both fused."""
-
-    F = "F"
-    R = "R"
-    B = "B"
-    W = "W"
-    BW = "BW"
-
-
-F, R, B, W, BW = TaskKind.F, TaskKind.R, TaskKind.B, TaskKind.W, TaskKind.BW
+from zbsolve.model.kinds import TABLE, Direction, TaskKind, step_of
 
 
 class Task(NamedTuple):
@@ -56,20 +45,10 @@ class Edge(NamedTuple):
 
 def duration(instance: Instance, kind: TaskKind, stage: int) -> float:
     """Duration of a task that runs by itself, in the instance's time unit."""
-    data = instance.stages[stage]
-    if kind is F:
-        return data.t_f
-    if kind is R:
-        if data.t_r is None:
-            raise ValueError(f"stage {stage} has no t_r: it does not recompute")
-        return data.t_r
-    if kind is B:
-        return data.t_b
-    if kind is W:
-        return data.t_w
-    if data.t_bw is None:
-        raise ValueError(f"stage {stage} has no t_bw: it cannot run a fused backward")
-    return data.t_bw
+    time = TABLE[kind].time(instance.stages[stage])
+    if time is None:
+        raise ValueError(f"stage {stage} has no {TABLE[kind].field}: it runs no {kind}")
+    return time
 
 
 class Need(NamedTuple):
@@ -80,22 +59,35 @@ class Need(NamedTuple):
     lag: float
 
 
-def needs(instance: Instance, kind: TaskKind, stage: int) -> tuple[Need, ...]:
-    """Dependencies of a task, equal for every micro-batch.
+def alternatives(instance: Instance, kind: TaskKind, stage: int) -> tuple[tuple[Need, ...], ...]:
+    """Everything that a task waits for, equal for every micro-batch; of each, the ways a schedule may give
+    it.
 
-    A backward may wait for B or for BW of the next stage, whichever exists.
+    A gradient comes from B or from BW of the next stage: a schedule has one of them.
     """
-    if kind is F:
-        return () if instance.is_first(stage) else (Need(F, stage - 1, instance.hop(stage - 1)),)
-    if kind is W:
-        return (Need(B, stage, 0.0),)
-    if kind is R:
-        return (Need(F, stage, 0.0),)
-    own = Need(F if instance.stages[stage].t_r is None else R, stage, 0.0)
-    if instance.is_last(stage):
-        return (own,)
-    hop = instance.hop(stage)
-    return (own, *(Need(backward, stage + 1, hop) for backward in backward_kinds(instance, stage + 1)))
+    found: list[tuple[Need, ...]] = []
+    for given in TABLE[kind].inputs:
+        if given.step and not instance.has_neighbour(stage, given.step):
+            continue
+        source = stage + given.step
+        lag = instance.hop(min(stage, source)) if given.step else 0.0
+        found.append(tuple(Need(k, source, lag) for k in _candidates(instance, given.kinds, source)))
+    return tuple(found)
+
+
+def needs(instance: Instance, kind: TaskKind, stage: int) -> tuple[Need, ...]:
+    """All :func:`alternatives` in one row: those that a schedule does not have are void."""
+    return tuple(chain.from_iterable(alternatives(instance, kind, stage)))
+
+
+def _candidates(instance: Instance, kinds: tuple[TaskKind, ...], stage: int) -> Iterator[TaskKind]:
+    """Which of these kinds a stage may have, up to the first that it has in any case."""
+    for kind in kinds:
+        row = TABLE[kind]
+        if row.on(instance.stages[stage]):
+            yield kind
+            if not row.optional:
+                return
 
 
 def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
@@ -104,16 +96,15 @@ def predecessors(instance: Instance, task: Task) -> Iterator[Edge]:
         yield Edge(Task(kind, stage, task.microbatch), task, lag)
 
 
-def backward_kinds(instance: Instance, stage: int) -> tuple[TaskKind, ...]:
-    """How a stage may compute its input gradient: B, and BW where ``t_bw`` is given."""
-    return (B,) if instance.stages[stage].t_bw is None else (B, BW)
+def receiver(instance: Instance, stage: int, direction: Direction) -> int | None:
+    """The stage that a result of ``stage`` travels to; None at the end of the model."""
+    step = step_of(direction)
+    return stage + step if instance.has_neighbour(stage, step) else None
 
 
 def kinds_of(instance: Instance, stage: int) -> tuple[TaskKind, ...]:
     """Task kinds that may appear on a stage."""
-    recompute = () if instance.stages[stage].t_r is None else (R,)
-    fused = () if instance.stages[stage].t_bw is None else (BW,)
-    return (F, *recompute, B, W, *fused)
+    return tuple(kind for kind, row in TABLE.items() if row.on(instance.stages[stage]))
 
 
 @dataclass(frozen=True)

@@ -289,6 +289,10 @@ class Instance(BaseModel):
         """Whether a stage is the last of its model: the one that has the loss."""
         return (stage + 1) % self.chain == 0
 
+    def has_neighbour(self, stage: int, step: int) -> bool:
+        """Whether the model of a stage goes on before (``step`` -1) or after it (1)."""
+        return not (self.is_first(stage) if step < 0 else self.is_last(stage))
+
     def crosses(self, boundary: int) -> bool:
         """Whether stage ``boundary`` and the next one belong to one model and lie on different devices."""
         if self.is_last(boundary):

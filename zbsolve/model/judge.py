@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import pairwise
 from typing import NamedTuple
 
-from zbsolve.model.graph import (
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
     BW,
     B,
     F,
     R,
-    Task,
     TaskKind,
     W,
 )
-from zbsolve.model.instance import Instance
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.tolerances import MEMORY_RTOL, TIME_RTOL
 

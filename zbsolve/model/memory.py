@@ -1,10 +1,7 @@
-"""What a task does to its device's memory, and the least memory with which a step can run at all.
+"""What a device holds along its program, and what holds it.
 
-Model: per stage and micro-batch, ``mem_b`` is held from the start of F
-to the end of B, ``mem_w`` from the end of B to the end of W; where ``mem_w`` exceeds ``mem_b`` the growth
-is charged from the start of B. ``peak_*`` is held only while that task runs. A fused BW never holds
-``mem_w``. Where a stage recomputes, its F acquires ``mem_r`` only and its R the rest of ``mem_b``. At one
-instant, what ends is released before what starts acquires.
+What one task does to memory is in its kind's row (:mod:`zbsolve.model.kinds`). At one instant, what ends is
+released before what starts acquires.
 
 A device runs one task at a time, so its memory depends on the order of its tasks alone, not on times. Of an
 F&B pair both run at once: both transients are held together.
@@ -15,58 +12,17 @@ they were added up, what fits for one fits for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
 
-from zbsolve.model.graph import (
-    B,
-    F,
-    R,
-    Task,
-    TaskKind,
-    W,
-    kinds_of,
-)
+from zbsolve.model.graph import Task, kinds_of
 from zbsolve.model.instance import Instance, Stage
-
-# Memory in the instance's unit, or exact in whole numbers of a finer one.
-Amount = TypeVar("Amount", int, float)
-
-
-class MemoryEffect(NamedTuple, Generic[Amount]):
-    """Memory a task acquires at its start, holds extra while it runs, and releases at its end."""
-
-    acquire: Amount
-    transient: Amount
-    release: Amount
-
-    @property
-    def while_running(self) -> Amount:
-        """Rise above the level before the task, while it runs."""
-        return self.acquire + self.transient
-
-    @property
-    def net(self) -> Amount:
-        """Change of the level once the task has ended."""
-        return self.acquire - self.release
+from zbsolve.model.kinds import TABLE, B, MemoryEffect, TaskKind, W
 
 
 def effect(stage: Stage, kind: TaskKind) -> MemoryEffect[float]:
     """The memory effect of one task of a stage, in the instance's unit."""
-    return _effect(stage, kind, float)
-
-
-def _effect(stage: Stage, kind: TaskKind, read: Callable[[float], Amount]) -> MemoryEffect[Amount]:
-    none, mem_b, mem_w = read(0.0), read(stage.mem_b), read(stage.mem_w)
-    if kind is F:
-        return MemoryEffect(read(stage.kept_by_forward), read(stage.peak_f), none)
-    if kind is R:
-        return MemoryEffect(mem_b - read(stage.kept_by_forward), none, none)
-    if kind is B:
-        return MemoryEffect(max(none, mem_w - mem_b), read(stage.peak_b), max(none, mem_b - mem_w))
-    if kind is W:
-        return MemoryEffect(none, read(stage.peak_w), mem_w)
-    return MemoryEffect(none, read(stage.peak_fused), mem_b)
+    return TABLE[kind].effect(stage, float)
 
 
 class ExactMemory:
@@ -100,7 +56,7 @@ class ExactMemory:
 
     def effect(self, kind: TaskKind, stage: int) -> MemoryEffect[int]:
         """The memory effect of one task of a stage on the device."""
-        return _effect(self._stages[stage], kind, self.whole)
+        return TABLE[kind].effect(self._stages[stage], self.whole)
 
 
 class MemoryPoint(NamedTuple):

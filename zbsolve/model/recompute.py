@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zbsolve.model.graph import BW, B, R, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Stage
+from zbsolve.model.kinds import BW, B, R
 
 
 def fold(instance: Instance) -> Instance:

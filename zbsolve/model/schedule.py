@@ -12,11 +12,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from zbsolve.model.graph import (
-    BW,
-    F,
-    Task,
-)
+from zbsolve.model.graph import Task
+from zbsolve.model.kinds import BW, F
 
 
 class TimedTask(NamedTuple):

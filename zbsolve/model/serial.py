@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from itertools import chain
 
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import (
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
     BW,
     B,
     F,
     R,
-    Task,
     TaskKind,
     W,
 )
-from zbsolve.model.instance import Instance
 from zbsolve.model.memory import ExactMemory
 
 

@@ -24,17 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.errors import InfeasibleError, InputError
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    duration,
-    needs,
-    predecessors,
-)
+from zbsolve.model.graph import Task, duration, needs, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BACKWARDS, FORWARDS, TaskKind
 from zbsolve.model.memory import NO_PAIRS, Pairs
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.tolerances import ROUNDING
@@ -159,9 +151,8 @@ class Links:
             if instance.crosses(boundary):
                 here, there = instance.stages[boundary].device, instance.stages[boundary + 1].device
                 occupied = instance.transfer(boundary)
-                self._route[F, boundary] = (here, there, occupied)
-                for kind in (B, BW):
-                    self._route[kind, boundary + 1] = (there, here, occupied)
+                self._route |= {(kind, boundary): (here, there, occupied) for kind in FORWARDS}
+                self._route |= {(kind, boundary + 1): (there, here, occupied) for kind in BACKWARDS}
         self._free: dict[tuple[int, int], Any] = {}
 
     def leaves(self, task: Task, end: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -11,10 +11,25 @@ from pydantic import (
     field_validator,
 )
 
-ComputeOp = Literal["F", "R", "B", "W", "BW"]
-MessageOp = Literal["SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+from zbsolve.model.graph import Task
+from zbsolve.model.kinds import Direction, TaskKind
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-COMPUTE_OPS = frozenset(("F", "R", "B", "W", "BW"))
+
+# What a device computes: every kind of task by its letter. What it exchanges: a send or receive each way.
+COMPUTE_OPS = tuple(kind.value for kind in TaskKind)
+MESSAGE_OPS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+if TYPE_CHECKING:
+    ComputeOp = str
+    Op = str
+else:
+    ComputeOp = Literal[COMPUTE_OPS]
+    Op = Literal[COMPUTE_OPS + MESSAGE_OPS]
+
+
+def message_op(sends: bool, direction: Direction) -> Op:
+    """The name of a send or receive."""
+    return f"{'SEND' if sends else 'RECV'}_{direction}"
 
 
 class _FileModel(BaseModel):
@@ -32,7 +47,7 @@ class Action(_FileModel):
     sides.
     """
 
-    op: Literal[ComputeOp, MessageOp]  # not a union of both: an error then lists every op
+    op: Op
     stage: Annotated[int, Field(ge=0)]
     microbatch: Annotated[int, Field(ge=0)]
     start: Finite
@@ -42,10 +57,26 @@ class Action(_FileModel):
 
     @property
     def is_compute(self) -> bool:
+        """Whether it is a task; else it is a message."""
         return self.op in COMPUTE_OPS
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a send; only of messages."""
+        return self.op.startswith("SEND")
+
+    @property
+    def direction(self) -> Direction:
+        """The way a message travels; only of messages."""
+        return "F" if self.op.endswith("F") else "B"
 
     def __str__(self) -> str:
         return f"{self.op}{self.stage}.{self.microbatch}"
+
+
+def task_of(action: Action) -> Task:
+    """The task that a compute action runs."""
+    return Task(TaskKind(action.op), action.stage, action.microbatch)
 
 
 class Program(_FileModel):

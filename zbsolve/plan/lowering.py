@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from zbsolve.model.graph import Task, TaskKind, backward_kinds
+from zbsolve.model.graph import Need, Task, alternatives, receiver
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TABLE, Direction, travelling
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import Links, topological_order
-from zbsolve.plan.actions import Action, Program
-from zbsolve.plan.plan import _MESSAGE_OPS
+from zbsolve.plan.actions import Action, Program, message_op, task_of
 
 # --- lowering ----------------------------------------------------------------------------------
 
@@ -27,8 +27,11 @@ class Message(NamedTuple):
     arrival: float
 
     @property
-    def direction(self) -> Literal["F", "B"]:
-        return "F" if self.producer.kind is TaskKind.F else "B"
+    def direction(self) -> Direction:
+        """The way it travels."""
+        direction = TABLE[self.producer.kind].direction
+        assert direction is not None  # what is sent is handed on
+        return direction
 
 
 def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
@@ -57,19 +60,16 @@ def order_messages(instance: Instance, schedule: Schedule) -> list[Message]:
     return messages
 
 
-def _remote_consumer(instance: Instance, task: Task, present: dict[Task, int]) -> Task | None:
+def _remote_consumer(instance: Instance, task: Task, present: Container[Task]) -> Task | None:
     """The task on another device that needs this task's result, if any."""
-    kind, stage, microbatch = task
-    if kind in (TaskKind.W, TaskKind.R):
+    direction = TABLE[task.kind].direction
+    if direction is None:
         return None
-    neighbour = stage + 1 if kind is TaskKind.F else stage - 1
-    boundary = min(stage, neighbour)
-    if not 0 <= boundary < instance.num_stages - 1 or not instance.crosses(boundary):
+    target = receiver(instance, task.stage, direction)
+    if target is None or not instance.crosses(min(task.stage, target)):
         return None
-    if kind is TaskKind.F:
-        return Task(TaskKind.F, neighbour, microbatch)
-    kinds = backward_kinds(instance, neighbour)
-    return next(t for k in kinds if (t := Task(k, neighbour, microbatch)) in present)
+    consumers = (Task(kind, target, task.microbatch) for kind in travelling(direction))
+    return next(consumer for consumer in consumers if consumer in present)
 
 
 def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
@@ -119,7 +119,7 @@ def lower(instance: Instance, schedule: Schedule) -> tuple[Program, ...]:
 def _message_action(number: int, message: Message, sends: bool) -> Action:
     end = message.producer if sends else message.consumer
     return Action(
-        op=_MESSAGE_OPS[sends, message.direction],
+        op=message_op(sends, message.direction),
         stage=end.stage,
         microbatch=end.microbatch,
         start=message.ready,
@@ -158,8 +158,11 @@ def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
         return actions[position[device]] if position[device] < len(actions) else None
 
     def runnable(action: Action) -> bool:
-        task = Task(TaskKind(action.op), action.stage, action.microbatch)
-        return all(_input_ready(instance, task, needed, done, arrived) for needed in _inputs(instance, task))
+        task = task_of(action)
+        return all(
+            any(_is_there(instance, need, task, done, arrived) for need in given)
+            for given in alternatives(instance, task.kind, task.stage)
+        )
 
     active = list(range(len(programs)))
     while active:
@@ -168,7 +171,7 @@ def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
             if action.is_compute:
                 if not runnable(action):
                     break
-                done.add(Task(TaskKind(action.op), action.stage, action.microbatch))
+                done.add(task_of(action))
                 position[device] += 1
                 continue
             peer = action.peer
@@ -176,8 +179,8 @@ def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
             if other is None or not _are_counterparts(device, action, other):
                 break
             assert peer is not None
-            receive = action if action.op.startswith("RECV") else other
-            arrived.add((receive.op[-1], receive.stage, receive.microbatch))
+            receive = other if action.sends else action
+            arrived.add((receive.direction, receive.stage, receive.microbatch))
             position[device] += 1
             position[peer] += 1
             active.append(peer)
@@ -194,33 +197,18 @@ def dry_run(instance: Instance, programs: Sequence[Program]) -> Stuck | None:
 
 
 def _are_counterparts(device: int, action: Action, other: Action) -> bool:
-    opposite = ("RECV_" if action.op.startswith("SEND") else "SEND_") + action.op[-1]
+    opposite = message_op(not action.sends, action.direction)
     return other.op == opposite and other.peer == device and other.message == action.message
 
 
-def _inputs(instance: Instance, task: Task) -> list[Task]:
-    """Alternatives collapsed: the F, R or B of the neighbour or own stage whose result a task needs."""
-    kind, stage, microbatch = task
-    if kind is TaskKind.F:
-        return [] if instance.is_first(stage) else [Task(TaskKind.F, stage - 1, microbatch)]
-    if kind is TaskKind.W:
-        return [Task(TaskKind.B, stage, microbatch)]
-    if kind is TaskKind.R or instance.stages[stage].t_r is None:
-        own = [Task(TaskKind.F, stage, microbatch)]
-    else:
-        own = [Task(TaskKind.R, stage, microbatch)]
-    if kind is TaskKind.R or instance.is_last(stage):
-        return own
-    return [*own, Task(TaskKind.B, stage + 1, microbatch)]
-
-
-def _input_ready(
-    instance: Instance, task: Task, needed: Task, done: set[Task], arrived: set[tuple[str, int, int]]
+def _is_there(
+    instance: Instance,
+    need: Need,
+    task: Task,
+    done: Container[Task],
+    arrived: Container[tuple[str, int, int]],
 ) -> bool:
-    if not (needed.stage < instance.num_stages and task.stage < instance.num_stages):
-        return False
-    if instance.stages[needed.stage].device != instance.stages[task.stage].device:
-        return ("F" if needed.kind is TaskKind.F else "B", task.stage, task.microbatch) in arrived
-    if needed in done:
-        return True
-    return needed.kind is TaskKind.B and needed._replace(kind=TaskKind.BW) in done
+    """Whether what a task waits for has run on its device, or has come by message."""
+    if instance.stages[need.stage].device == instance.stages[task.stage].device:
+        return Task(need.kind, need.stage, task.microbatch) in done
+    return (TABLE[need.kind].direction, task.stage, task.microbatch) in arrived

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import Task, TaskKind
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
 from zbsolve.model.memory import peak_memory
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.tolerances import is_closed
-from zbsolve.plan.actions import Action
+from zbsolve.plan.actions import Action, task_of
 from zbsolve.plan.certificate import Proof, SolverInfo, relative_gap
 from zbsolve.plan.lowering import lower
 from zbsolve.plan.plan import Plan
@@ -70,7 +70,7 @@ def assume_queue(plan: Plan, queue: Queue) -> Plan:
 
     def timed(action: Action) -> Action:
         place = action.message
-        key = Task(TaskKind(action.op), action.stage, action.microbatch) if place is None else place
+        key = task_of(action) if place is None else place
         start, end = times[key]
         return action.model_copy(update={"start": start, "end": end})
 

@@ -23,10 +23,9 @@ from pydantic import (
 
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
-from zbsolve.model.graph import Task, TaskKind
 from zbsolve.model.instance import Instance, parse_instance
 from zbsolve.model.schedule import Schedule, TimedTask
-from zbsolve.plan.actions import Action, Finite, MessageOp, Program, _FileModel
+from zbsolve.plan.actions import Action, Finite, Program, _FileModel, task_of
 from zbsolve.plan.certificate import Proof, SolverInfo
 from zbsolve.plan.queues import Queue
 
@@ -80,11 +79,7 @@ class Plan(_FileModel):
         """The timed compute tasks, without messages."""
         return Schedule(
             tuple(
-                tuple(
-                    TimedTask(Task(TaskKind(a.op), a.stage, a.microbatch), a.start, a.end)
-                    for a in program.actions
-                    if a.is_compute
-                )
+                tuple(TimedTask(task_of(a), a.start, a.end) for a in program.actions if a.is_compute)
                 for program in self.programs
             )
         )
@@ -164,9 +159,3 @@ def parse_plan(data: Any, where: str) -> Plan:
 
 
 # By whether it sends, and the direction.
-_MESSAGE_OPS: dict[tuple[bool, str], MessageOp] = {
-    (True, "F"): "SEND_F",
-    (False, "F"): "RECV_F",
-    (True, "B"): "SEND_B",
-    (False, "B"): "RECV_B",
-}

@@ -21,15 +21,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from zbsolve.errors import InfeasibleError
-from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import step_of, travelling
 from zbsolve.model.schedule import Schedule, TimedTask
-
-if TYPE_CHECKING:
-    from zbsolve.plan.actions import Action, Program
+from zbsolve.plan.actions import Action, Program, task_of
 
 Queue = Literal["unlimited", "direction", "pair", "shared"]
 QUEUES: tuple[Queue, ...] = ("unlimited", "direction", "pair", "shared")
@@ -76,7 +75,7 @@ def time_on_queues(instance: Instance, programs: Sequence[Program], queue: Queue
         timed = []
         for action in program.actions:
             if action.is_compute:
-                task = _task(action)
+                task = task_of(action)
                 node = graph.node(task)
                 timed.append(TimedTask(task, ends[node] - graph.length[node], ends[node]))
         devices.append(tuple(timed))
@@ -104,12 +103,12 @@ class _Graph:
             before: _Node | None = None
             for action in program.actions:
                 if action.is_compute:
-                    node = self.node(_task(action))
+                    node = self.node(task_of(action))
                     self.length[node] = action.end - action.start
                     self._wait(node, () if before in (None, node) else (before,))
                     local = (
                         self.node(edge.before)
-                        for edge in predecessors(instance, _task(action))
+                        for edge in predecessors(instance, task_of(action))
                         if edge.before in present and _device(instance, edge.before) == program.device
                     )
                     self._wait(node, local)
@@ -130,17 +129,18 @@ class _Graph:
         assert action.message is not None
         assert action.peer is not None
         node: _Node = ("message", action.message)
-        sends = action.op.startswith("SEND")
-        forward = action.op[-1] == "F"
+        sends = action.sends
+        ends = [
+            self.node(Task(kind, action.stage, action.microbatch)) for kind in travelling(action.direction)
+        ]
         if sends:
-            hop = instance.hop(action.stage if forward else action.stage - 1)
+            hop = instance.hop(min(action.stage, action.stage + step_of(action.direction)))
             self.length[node] = hop
             self.messages[action.message] = (device, action.peer, hop)
-            for kind in ("F",) if forward else ("B", "BW"):
-                self._wait(node, [self.node(Task(TaskKind(kind), action.stage, action.microbatch))])
+            self._wait(node, ends)
         else:
-            for kind in ("F",) if forward else ("B", "BW"):
-                self._wait(self.node(Task(TaskKind(kind), action.stage, action.microbatch)), [node])
+            for end in ends:
+                self._wait(end, [node])
         key: Hashable
         if queue == "shared":
             key = device
@@ -181,12 +181,8 @@ class _Graph:
         return ends
 
 
-def _task(action: Action) -> Task:
-    return Task(TaskKind(action.op), action.stage, action.microbatch)
-
-
 def _timed(action: Action) -> TimedTask:
-    return TimedTask(_task(action), action.start, action.end)
+    return TimedTask(task_of(action), action.start, action.end)
 
 
 def _device(instance: Instance, task: Task) -> int:

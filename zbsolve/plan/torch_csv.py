@@ -23,39 +23,39 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 from zbsolve.errors import InputError
-from zbsolve.model.graph import (
+from zbsolve.model.graph import Task
+from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
     BW,
+    TABLE,
     B,
     F,
     R,
-    Task,
     TaskKind,
     W,
 )
-from zbsolve.model.instance import Instance
 from zbsolve.model.memory import NO_PAIRS, Pairs
 from zbsolve.model.recompute import unfold
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate
 from zbsolve.model.tolerances import time_tolerance
-from zbsolve.plan.actions import Action, MessageOp, Program
+from zbsolve.plan.actions import MESSAGE_OPS, Action, Op, Program, task_of
 from zbsolve.plan.lowering import dry_run, lower
 
 Grammar = Literal["compute_only", "compute_comms"]
 Orders = tuple[tuple[Task, ...], ...]
 
-TO_TORCH = {F: "F", B: "I", W: "W", BW: "B"}
-FROM_TORCH = {letter: kind for kind, letter in TO_TORCH.items()}
+FROM_TORCH = {row.torch: kind for kind, row in TABLE.items() if row.torch is not None}
 
 # The first torch that reads a file: with F, I, W, B alone; with OVERLAP_F_B; with REDUCE_GRAD.
 PLAIN_SINCE, PAIRS_SINCE, LOWERED_SINCE = "2.6", "2.9", "2.10"
 
 _NUMBER = "(0|[1-9][0-9]{0,8})"
-_TASK = re.compile(f"{_NUMBER}([FIWB]){_NUMBER}")
-_MESSAGE = re.compile(f"{_NUMBER}(SEND_F|RECV_F|SEND_B|RECV_B){_NUMBER}")
+_TASK = re.compile(f"{_NUMBER}([{''.join(FROM_TORCH)}]){_NUMBER}")
+_MESSAGE = re.compile(f"{_NUMBER}({'|'.join(MESSAGE_OPS)}){_NUMBER}")
 _SHARDING = re.compile(f"{_NUMBER}(UNSHARD|RESHARD|REDUCE_GRAD)")
 _PAIR = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
@@ -126,7 +126,7 @@ def _cells(order: Sequence[Task], pairs: Pairs) -> Iterator[str]:
 
 
 def _cell(task: Task) -> str:
-    return f"{task.stage}{TO_TORCH[task.kind]}{task.microbatch}"
+    return f"{task.stage}{TABLE[task.kind].torch}{task.microbatch}"
 
 
 def _lowered_cells(instance: Instance, program: Program, pairs: Pairs) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _lowered_cells(instance: Instance, program: Program, pairs: Pairs) -> Iterat
         if not action.is_compute:
             yield f"{action.stage}{action.op}{action.microbatch}"
             continue
-        task = Task(TaskKind(action.op), action.stage, action.microbatch)
+        task = task_of(action)
         if task.kind in (W, BW):
             left[task.stage] -= 1
         if task not in seconds:
@@ -200,7 +200,7 @@ class ImportedCsv(NamedTuple):
 class _Message(NamedTuple):
     """A SEND or RECV as a cell says it."""
 
-    op: MessageOp
+    op: Op
     stage: int
     microbatch: int
 
@@ -283,7 +283,7 @@ def _read_cell(cell: str, instance: Instance, rank: int, where: str, place: str,
             rows.items[rank][-2:] = [forward, backward]
         return
     if (match := _MESSAGE.fullmatch(cell)) is not None:
-        message = _Message(cast(MessageOp, match[2]), int(match[1]), int(match[3]))
+        message = _Message(match[2], int(match[1]), int(match[3]))
         _require_place(message.stage, message.microbatch, instance, rank, at, cell)
         _require_needed(message, instance, at)
         note(message, cell)
@@ -328,7 +328,7 @@ def _require_place(stage: int, microbatch: int, instance: Instance, rank: int, a
 
 
 # Stage at the other end of a message, counted from the one that executes it.
-_OTHER_END: Mapping[MessageOp, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
+_OTHER_END: Mapping[Op, int] = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}
 
 
 def _require_needed(message: _Message, instance: Instance, at: str) -> None:
@@ -358,7 +358,7 @@ def _require_complete(seen: Mapping[Task | _Message, str], instance: Instance, w
                     f"{prefix} has B beside I or W: B is the full backward: keep one or the others"
                 )
             needed = (F, BW) if BW in have else (F, B, W)
-            missing = [f"{stage}{TO_TORCH[kind]}{microbatch}" for kind in needed if kind not in have]
+            missing = [f"{stage}{TABLE[kind].torch}{microbatch}" for kind in needed if kind not in have]
             raise InputError(f"{prefix}: {' and '.join(missing)} missing: add it")
 
 
@@ -367,7 +367,7 @@ def _require_messages(rows: _Rows, instance: Instance, where: str) -> None:
     for microbatch in range(instance.num_microbatches):
         for b in filter(instance.crosses, range(instance.num_stages - 1)):
             for op, stage in (("SEND_F", b), ("RECV_F", b + 1), ("SEND_B", b + 1), ("RECV_B", b)):
-                message = _Message(cast(MessageOp, op), stage, microbatch)
+                message = _Message(op, stage, microbatch)
                 if message not in rows.seen:
                     raise InputError(
                         f"{where}: row {instance.stages[stage].device}: {message} missing: add it, or remove "

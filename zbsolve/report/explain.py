@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zbsolve.model.graph import Task, TaskKind, predecessors
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TaskKind
 from zbsolve.model.memory import MemoryPoint, effect, memory_curve
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.tolerances import time_tolerance

@@ -24,13 +24,11 @@ from matplotlib.patches import Patch
 
 from zbsolve.errors import InputError
 from zbsolve.files.atomic import write_atomically
-from zbsolve.model.graph import TaskKind
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TABLE, TaskKind
 from zbsolve.model.schedule import Schedule
 from zbsolve.plan.plan import Plan
 from zbsolve.report.timeline import (
-    COLOURS,
-    MEANINGS,
     Wait,
     drawn,
     label,
@@ -108,7 +106,7 @@ def save_instance_figure(path: str | Path, instance: Instance) -> None:
         (TaskKind.B, [stage.t_b for stage in instance.stages]),
         (TaskKind.W, [stage.t_w for stage in instance.stages]),
     ):
-        axes.barh(rows, times, left=left, color=COLOURS[kind], label=f"T_{kind}", height=0.7)
+        axes.barh(rows, times, left=left, color=TABLE[kind].colour, label=f"T_{kind}", height=0.7)
         left += np.array(times)
     axes.set_yticks(rows, [f"stage {s} (device {data.device})" for s, data in enumerate(instance.stages)])
     axes.invert_yaxis()
@@ -222,7 +220,10 @@ def _draw_lane(
             narrow = min(box[1][0] - box[0][0] for box in boxes) * inches_per_time < 0.05
             axes.add_collection(
                 PolyCollection(
-                    boxes, facecolors=COLOURS[kind], edgecolors="white", linewidths=0.0 if narrow else 0.4
+                    boxes,
+                    facecolors=TABLE[kind].colour,
+                    edgecolors="white",
+                    linewidths=0.0 if narrow else 0.4,
                 )
             )
     _write_labels(axes, instance, lane, device, (top, height), font, inches_per_time)
@@ -297,7 +298,7 @@ def _draw_memory(
 def _legend(instance: Instance, lanes: Sequence[Lane], memory_of: Schedule | None) -> list[Patch | Line2D]:
     present = {timed.task.kind for lane in lanes for timed in lane.schedule}
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=COLOURS[kind], label=f"{kind} {MEANINGS[kind]}")
+        Patch(facecolor=TABLE[kind].colour, label=f"{kind} {TABLE[kind].meaning}")
         for kind in TaskKind
         if kind in present
     ]

@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    TaskKind,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
+    BW,
+    TABLE,
+    TaskKind,
+)
 from zbsolve.model.schedule import Schedule, TimedTask
-from zbsolve.report.timeline import COLOURS, MEANINGS, drawn, label, time_range
+from zbsolve.report.timeline import drawn, label, time_range
 
 if TYPE_CHECKING:
     pass
 
 
-FILL: dict[TaskKind, str] = {F: "f", R: "r", B: "b", W: "w", BW: "#"}
 IDLE = "."
 
 
@@ -55,8 +51,8 @@ def gantt(instance: Instance, lanes: Sequence[tuple[str, Schedule]], width: int)
     unit = instance.time_unit
     legend = Text(" " * (margin + 1))
     for kind in _kinds(schedule for _, schedule in lanes):
-        legend.append(f" {kind}{FILL[kind]} ", style=f"black on {COLOURS[kind]}")
-        legend.append(f" {MEANINGS[kind]}   ")
+        legend.append(f" {kind}{TABLE[kind].fill} ", style=f"black on {TABLE[kind].colour}")
+        legend.append(f" {TABLE[kind].meaning}   ")
     legend.append(f"{IDLE} idle   one column = {scale:.4g} {unit}, whole axis = {last - first:.6g} {unit}")
     return [*lines, legend]
 
@@ -81,11 +77,11 @@ def _row(
         if owner is None:
             row.append(IDLE * length, style="dim")
         elif isinstance(owner, TaskKind):
-            row.append(FILL[owner] * length, style=f"black on {COLOURS[owner]}")
+            row.append(TABLE[owner].fill * length, style=f"black on {TABLE[owner].colour}")
         else:
             kind, text = owner.kind, label(instance, owner)
-            shown = text if len(text) <= length else (FILL[BW] if kind is BW else str(kind))
-            row.append(shown.ljust(length, FILL[kind]), style=f"black on {COLOURS[kind]}")
+            shown = text if len(text) <= length else (TABLE[BW].fill if kind is BW else str(kind))
+            row.append(shown.ljust(length, TABLE[kind].fill), style=f"black on {TABLE[kind].colour}")
         column = stop
     return row
 

@@ -8,31 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    R,
-    Task,
-    TaskKind,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, make_instance
 from zbsolve.model.memory import memory_curve
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.trace.compare import recalibrate
 from zbsolve.trace.trace import Step, Trace
-
-# Okabe and Ito's palette: told apart with every common colour blindness, and black text reads on each.
-COLOURS: dict[TaskKind, str] = {F: "#56B4E9", R: "#9AD0F0", B: "#E69F00", W: "#6FC29B", BW: "#CC79A7"}
-
-MEANINGS: dict[TaskKind, str] = {
-    F: "forward",
-    R: "recomputation",
-    B: "backward for input",
-    W: "backward for weights",
-    BW: "fused backward",
-}
 
 
 class Wait(NamedTuple):
@@ -48,8 +29,7 @@ def measured_schedule(instance: Instance, step: Step) -> Schedule:
     zero = _first_start(step)
     devices: list[list[TimedTask]] = [[] for _ in range(instance.num_devices)]
     for event in sorted(step.events, key=lambda event: (event.start, event.end)):
-        task = Task(TaskKind(event.op), event.stage, event.microbatch)
-        devices[event.device].append(TimedTask(task, event.start - zero, event.end - zero))
+        devices[event.device].append(TimedTask(event.task, event.start - zero, event.end - zero))
     return Schedule(tuple(map(tuple, devices)))
 
 

@@ -14,13 +14,14 @@ from typing import Any
 from zbsolve import __version__
 from zbsolve.errors import InputError
 from zbsolve.model.bubble import bubble_rate, busy_times
-from zbsolve.model.graph import Task, TaskKind
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TABLE, TaskKind
 from zbsolve.model.memory import memory_curve
 from zbsolve.model.schedule import Schedule
 from zbsolve.plan.plan import Plan
 from zbsolve.report.explain import REASONS, Explanation, Reason, explain
-from zbsolve.report.timeline import COLOURS, MEANINGS, measured_schedule, measured_waits, memory_peak
+from zbsolve.report.timeline import measured_schedule, measured_waits, memory_peak
 from zbsolve.trace.trace import Trace
 
 KINDS = tuple(TaskKind)
@@ -40,7 +41,7 @@ def page_data(lanes: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
     return {
         "version": __version__,
         "title": title,
-        "kinds": [{"name": k.value, "colour": COLOURS[k], "meaning": MEANINGS[k]} for k in KINDS],
+        "kinds": [{"name": k.value, "colour": TABLE[k].colour, "meaning": TABLE[k].meaning} for k in KINDS],
         "reasons": [{"name": r.value, "meaning": REASONS[r]} for r in Reason],
         "lanes": list(lanes),
     }

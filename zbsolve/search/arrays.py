@@ -7,15 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.model.graph import (
-    BW,
-    B,
-    F,
-    Task,
-    TaskKind,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, B, F, TaskKind, W
 from zbsolve.model.memory import effect
 from zbsolve.model.tolerances import memory_room
 

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zbsolve.compiled import compile_loop, is_ready
-from zbsolve.model.graph import Task, W
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import W
 from zbsolve.search.arrays import IntArray, decode, encode, to_arrays
 from zbsolve.search.list_scheduler import flat, listed
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zbsolve.model.graph import (
-    B,
-    F,
-    Task,
-    W,
-)
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import B, F, W
 
 Orders = tuple[tuple[Task, ...], ...]
 

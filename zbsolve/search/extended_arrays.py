@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zbsolve.model.graph import (
+from zbsolve.model.graph import Task, duration, kinds_of
+from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import (
     BW,
     B,
     F,
     R,
-    Task,
     TaskKind,
     W,
-    duration,
-    kinds_of,
 )
-from zbsolve.model.instance import Instance
 from zbsolve.model.memory import Pairs, effect
 from zbsolve.search.arrays import to_arrays
 

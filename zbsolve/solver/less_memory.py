@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from zbsolve.model.graph import F, Task, predecessors
+from zbsolve.model.graph import Task, predecessors
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import F
 from zbsolve.model.memory import Pairs, peak_memory
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.serial import serial_program

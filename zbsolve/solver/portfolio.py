@@ -26,9 +26,9 @@ from zbsolve.bounds.waits import Lag, room
 from zbsolve.budget import Budget, collector_paused
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.formulations.common import FormulationResult, Status
-from zbsolve.model.graph import BW
 from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
+from zbsolve.model.kinds import BW
 from zbsolve.model.memory import NO_PAIRS, Pairs, peak_memory
 from zbsolve.model.options import is_extended, require_plain
 from zbsolve.model.recompute import unfold

@@ -18,8 +18,8 @@ from zbsolve.bounds.bound import Bound
 from zbsolve.bounds.catalogue import all_bounds, window_bounds
 from zbsolve.bounds.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
 from zbsolve.bounds.waits import Lag, LeastTime
-from zbsolve.model.graph import TaskKind
 from zbsolve.model.judge import Violation
+from zbsolve.model.kinds import TaskKind
 from zbsolve.model.options import is_extended
 from zbsolve.model.serial import serial_orders
 from zbsolve.model.tolerances import OPTIMAL_GAP, time_tolerance

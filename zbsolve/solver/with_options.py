@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import forwards_of, one_forward_one_backward, orders_for
 from zbsolve.errors import InputError
-from zbsolve.model.graph import BW, F, Task
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import BW, F
 from zbsolve.model.memory import NO_PAIRS, Pairs
 from zbsolve.model.recompute import fold
 from zbsolve.model.simulator import CycleError, simulate

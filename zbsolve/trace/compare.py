@@ -9,6 +9,7 @@ from statistics import median
 
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance
+from zbsolve.model.kinds import TABLE
 from zbsolve.model.memory import Pairs
 from zbsolve.plan.plan import Plan
 from zbsolve.trace.trace import (
@@ -250,10 +251,13 @@ def recalibrate(instance: Instance, trace: Trace) -> Instance:
     a pair slower than both its halves by themselves counts as saving nothing.
     """
     durations = {key: median(values) for key, values in _durations(trace, measured_pairs).items()}
-    fields = (("F", "t_f"), ("R", "t_r"), ("B", "t_b"), ("W", "t_w"), ("BW", "t_bw"))
     alone = [
         stage.model_copy(
-            update={field: durations[OpKey(op, s)] for op, field in fields if OpKey(op, s) in durations}
+            update={
+                row.field: durations[OpKey(kind, s)]
+                for kind, row in TABLE.items()
+                if OpKey(kind, s) in durations
+            }
         )
         for s, stage in enumerate(instance.stages)
     ]

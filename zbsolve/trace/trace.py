@@ -19,15 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
-from zbsolve.model.graph import BW, B, F, Task, TaskKind
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Stage
+from zbsolve.model.kinds import BW, B, F, TaskKind
 from zbsolve.model.memory import Pairs
 from zbsolve.model.schedule import TimedTask
 from zbsolve.model.simulator import Links
+from zbsolve.plan.actions import ComputeOp
 
 SCHEMA = "zbsolve.trace/1"
 
-ComputeOp = Literal["F", "R", "B", "W", "BW"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
