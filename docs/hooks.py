@@ -1,7 +1,8 @@
 """Fills the reference pages from the code while the site is built.
 
 ``<!-- commands -->`` becomes every command with its options, as typer writes them, and
-``<!-- fields: MODULE:CLASS -->`` the table of a file's fields, read from the model that validates the file.
+``<!-- fields: MODULE:CLASS -->`` the table of a file's fields, read from the model that validates the file;
+``<!-- rooms -->`` the rooms of the code and their imports.
 """
 
 from __future__ import annotations
@@ -10,16 +11,22 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+
+sys.path.insert(0, str(Path(__file__).parent))  # the hook is loaded by its path
+import rooms
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the placeholders of a page."""
     if "<!-- commands -->" in markdown:
         markdown = markdown.replace("<!-- commands -->", commands())
+    if "<!-- rooms -->" in markdown:
+        markdown = markdown.replace("<!-- rooms -->", rooms.markdown())
     return re.sub(r"<!-- fields: ([\w.]+):(\w+) -->", lambda found: fields(found[1], found[2]), markdown)
 
 
