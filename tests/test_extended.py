@@ -31,7 +31,7 @@ from zbsolve.plan.torch_csv import export_torch_csv
 from zbsolve.report.text import certificate_table, comparison_table
 from zbsolve.search.extended_arrays import decode, encode, time_codes, to_extended_arrays
 from zbsolve.search.extended_orders import ExtendedOrderSearch
-from zbsolve.search.extended_policies import ExtendedPolicySearch
+from zbsolve.search.extended_policies import ExtendedPolicySearch, presets, run_policy
 from zbsolve.solver.portfolio import solve
 
 TIMES = st.sampled_from([0.5, 1.0, 2.0])
@@ -132,6 +132,18 @@ def test_the_list_scheduler_runs_within_memory(instance: Instance) -> None:
             schedule = simulate(instance, *search.best_orders)
             assert schedule.makespan == pytest.approx(search.best[0])
             assert check(instance, schedule) == []
+
+
+@pytest.mark.parametrize("cap", [1.0, 2.0])
+def test_replicas_do_not_wait_for_each_others_memory(cap: float) -> None:
+    """Room for one or two micro-batches: every policy runs to the end, none fills two devices in a circle."""
+    instance = replicas(2, 3).with_changes(memory_cap=cap)
+    arrays = to_extended_arrays(instance)
+    codes, lengths = encode(instance, tuple(() for _ in range(2)), frozenset())
+    policies = list(presets(instance))
+    assert policies
+    for policy in policies:
+        assert run_policy(arrays, policy, codes, lengths)
 
 
 # --- codes, moves ------------------------------------------------------------------------------------

@@ -52,10 +52,18 @@ def test_joining_adds_times_and_keeps_the_highest_transient() -> None:
     assert first.mem_r == 1.0  # nothing of the half that recomputes, all of the other one's
 
 
+def test_of_several_replicas_the_first_is_cut() -> None:
+    """It takes the micro-batches of all, on as many devices."""
+    plain = equal_stages(2, 4, t_comm=0.5).with_fused_backward()
+    assert recut(bidirectional(plain), "linear") == plain
+    assert recut(bidirectional(plain), "v") == recut(plain, "v")
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
-    """Two replicas, and chunks that do not divide."""
-    with pytest.raises(InputError, match="replicas"):
-        recut(bidirectional(equal_stages(2, 4)), "v")
+    """Replicas that lie on devices of their own, and chunks that do not divide."""
+    apart = equal_stages(2, 4).with_changes(replicas=2)
+    with pytest.raises(InputError, match="first replica"):
+        recut(apart, "linear")
     with pytest.raises(InputError, match="multiple of 2"):
         recut(
             equal_stages(2, 4).with_changes(

@@ -403,7 +403,7 @@ def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch
 
 def test_refuting_ends_at_the_target_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halving would go on: of the bounds that are within the target, the first is the last."""
-    instance = random_instance(25).with_changes(num_microbatches=5)
+    instance = random_instance(25).with_changes(num_microbatches=6)
     monkeypatch.setitem(solver.SOLVERS, "auto", (solver._refute,))
     target = 0.98 * solve(instance, solver="heuristic").plan.gap
     found = solve(instance, time_limit=20, gap=target)

@@ -44,7 +44,6 @@ class ExtendedArrays(NamedTuple):
     """
 
     m: int
-    replicas: int
     device: IntArray
     replica: IntArray
     first: NDArray[np.bool_]
@@ -87,7 +86,6 @@ def to_extended_arrays(instance: Instance) -> ExtendedArrays:
     ]
     return ExtendedArrays(
         m=instance.num_microbatches,
-        replicas=instance.replicas,
         device=np.array([stage.device for stage in instance.stages]),
         replica=np.array([s // instance.chain for s in range(S)]),
         first=np.array([instance.is_first(s) for s in range(S)]),

@@ -340,7 +340,8 @@ def _limits(instance: Instance, depth: float) -> list[int]:
             later = instance.stages[q + 1]
             way += 2 * instance.hop(q) + later.t_f + (later.t_r or 0.0) + back(later)
         slot = instance.device_work(stage.device) / instance.num_microbatches
-        wanted = depth * way / slot * 1.5 if slot > 0 else math.inf  # W's leave two thirds of a slot
+        # W's leave two thirds of a slot.
+        wanted = math.inf if slot == 0 or math.isinf(depth) else depth * way / slot * 1.5
         limits.append(int(max(1, min(instance.num_microbatches, math.ceil(min(wanted, 1e9) - 1e-9)))))
     return limits
 
@@ -402,9 +403,10 @@ class ExtendedPolicySearch:
     """Descent over policies from the best few presets, in turn; sideways steps allowed.
 
     Compares (cost, both costs and mean end), at earliest starts. Plain Python until :meth:`compile`.
+    ``seconds_a_run`` is how long the last run took; before the first, a guess.
     """
 
-    def __init__(self, instance: Instance, objective: str, seed: int) -> None:
+    def __init__(self, instance: Instance, objective: str, seed: int, seconds_a_run: float = 0.0) -> None:
         self.instance = instance
         self.arrays: ExtendedArrays = to_extended_arrays(instance)
         self._column = 1 if objective == "span" else 0
@@ -418,7 +420,7 @@ class ExtendedPolicySearch:
         self._turn = 0
         self.best = (math.inf, math.inf)
         self.best_orders: tuple[Orders, Pairs] | None = None
-        self.seconds_a_run = 0.0
+        self.seconds_a_run = seconds_a_run
 
     def _evaluate(self, policy: ExtendedPolicy) -> Value:
         began = time.monotonic()

@@ -167,6 +167,9 @@ class _Search:
     refutation: Refutation | None = None
     annealing_given: float | None = None  # what annealing and the exact model have together
     history: list[Progress] = field(default_factory=list)
+    untried: Iterator[tuple[str, Orders]] = field(
+        default_factory=lambda: iter(())
+    )  # quick heuristics that the cost did not need
     cut_short: bool = False  # the limit left no time for all of the quick heuristics
 
     def __post_init__(self) -> None:
@@ -429,6 +432,11 @@ def _lighten(search: _Search) -> None:
 
     if not search.deterministic and seconds < 4 * SECONDS_A_TASK * search.instance.num_tasks:
         return  # a single timing would take longer
+    for name, orders in search.untried:  # what was not needed for the cost may hold less
+        if enough():
+            break
+        search.offer(orders, name)
+    schedule = search.schedule or schedule
     cost = schedule.cost(search.objective)
     peak = max(peaks_of(search.instance, schedule))
     found = under_tighter_caps(search.instance, search.objective, cost, peak, enough)
@@ -447,7 +455,8 @@ def _construct(search: _Search) -> None:
     The first two come before the bounds: those of a large instance take longer.
     """
     bounded = False
-    for number, (name, orders) in enumerate(_constructions(search), start=1):
+    search.untried = _constructions(search)
+    for number, (name, orders) in enumerate(search.untried, start=1):
         search.offer(orders, name)
         if search.schedule is not None and number > 1 and not bounded:
             _bound(search)
@@ -543,7 +552,8 @@ def _solve_extended(search: _Search, solver: str) -> None:
     instance = search.instance
     if solver not in ("auto", "heuristic", "cpsat"):
         require_plain(instance, solver)
-    search.offer(serial_orders(instance), "serial")
+    tasks_seconds = instance.num_tasks * SECONDS_A_TASK
+    _first_extended_plan(search, 4 * tasks_seconds)
     if instance.num_tasks > LIMIT_KEPT_TASKS:
         log.warning(
             "%d tasks are over %d: with recomputation, F&B pairs or replicas only a first plan is made",
@@ -551,15 +561,14 @@ def _solve_extended(search: _Search, solver: str) -> None:
             LIMIT_KEPT_TASKS,
         )
         return
-    policies = ExtendedPolicySearch(instance, search.objective, search.seed)
-    tasks_seconds = instance.num_tasks * SECONDS_A_TASK
+    policies = ExtendedPolicySearch(instance, search.objective, search.seed, seconds_a_run=20 * tasks_seconds)
     until = search.seconds + FIRST_PLANS_SHARE * search.left
 
     def enough(seconds: float) -> bool:
         return search.done or (search.seconds + seconds > until and not search.deterministic)
 
     # A policy first: no schedule of the catalogue is found as fast as one that suits the instance.
-    if not search.ends_within(20 * tasks_seconds) and policies.try_preset():
+    if not search.ends_within(2 * policies.seconds_a_run) and policies.try_preset():
         _offer_policy(search, policies)
     for name, orders, pairs in candidates(instance, lambda: enough(4 * tasks_seconds)):
         search.offer(orders, name, pairs)
@@ -580,6 +589,20 @@ def _solve_extended(search: _Search, solver: str) -> None:
     _take_without_options(search, solver)
     _anneal_extended(search)
     _run_cpsat_extended(search, 1.0)
+
+
+def _first_extended_plan(search: _Search, seconds: float) -> None:
+    """A plan to begin with: the serial one; where time is short, the first schedule that fits."""
+    instance = search.instance
+    if search.ends_within(10 * seconds) or instance.num_tasks > LIMIT_KEPT_TASKS:
+
+        def enough() -> bool:
+            return search.schedule is not None or search.ends_within(seconds)
+
+        for name, orders, pairs in candidates(instance, enough):
+            search.offer(orders, name, pairs)
+    if search.schedule is None or not search.ends_within(10 * seconds):
+        search.offer(serial_orders(instance), "serial")
 
 
 def _compiles(search: _Search) -> bool:

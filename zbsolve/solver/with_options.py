@@ -28,6 +28,8 @@ def candidates(instance: Instance, enough: Callable[[], bool]) -> Iterator[tuple
 
     ``enough`` ends it early.
     """
+    if enough():
+        return
     for name, orders, pairs in _catalogued(instance):
         yield name, orders, pairs
         ways = (("paired", orders), ("forwards first, paired", forwards_first(orders)))
@@ -43,8 +45,10 @@ def candidates(instance: Instance, enough: Callable[[], bool]) -> Iterator[tuple
 
 
 def _catalogued(instance: Instance) -> Iterator[tuple[str, Orders, Pairs]]:
-    # Those with pairs first, those that search for long last.
-    likely_first = sorted(BASELINES.items(), key=lambda item: (item[1].automatic, item[1].pairs is None))
+    # Those with pairs first, the serial one and those that search for long last.
+    likely_first = sorted(
+        BASELINES.items(), key=lambda item: (item[1].automatic, item[0] == "naive", item[1].pairs is None)
+    )
     for name, baseline in likely_first:
         try:
             timed_on, orders = baseline.prepared(instance)
