@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from tests.exhaustive.enumeration import memory
-from tests.exhaustive.judging import Programs, mutated, placed, valid
+from tests.exhaustive.enumeration import Orders, least_span, memory, timed
+from tests.exhaustive.judging import Programs, drawn, mutated, placed, valid
 from tests.exhaustive.problem import Data, Problem, read
 from tests.exhaustive.search import Optimum, named, search
 from zbsolve.bounds import Bound, all_bounds, best_bound, window_bounds
@@ -98,39 +98,61 @@ def of_bounds(data: Data) -> Iterator[str]:
         for bound in (*all_bounds(instance, objective), *simple):
             if _above(bound.value, best.cost):
                 yield f"{bound.method} bound {bound.value:g} above {objective} {float(best.cost):g}"
-        yield from _of_judge(data, instance, objective, best)
+        yield from _of_optimum(data, instance, objective, best)
 
 
-def _of_judge(data: Data, instance: Instance, objective: Objective, best: Optimum) -> Iterator[str]:
-    problem, draw = _read(json.dumps(data)), Random(0)
+def _of_optimum(data: Data, instance: Instance, objective: Objective, best: Optimum) -> Iterator[str]:
     orders = tuple(named(order) for order in best.orders)
-    ours = tuple(tuple(_task(t) for step in order for t in step) for order in orders)
-    pairs = {(_task(step[0]), _task(step[1])) for order in orders for step in order if len(step) == 2}
+    ours, pairs = _translated(orders)
     schedule = simulate_for(instance, ours, objective, pairs)
     if not _same(schedule.cost(objective), best.cost):
         said = schedule.cost(objective)
         yield f"simulate_for gives {objective} {said:g}, these orders have {float(best.cost):g}"
     for violation in check(instance, schedule):
         yield f"check refuses an optimal schedule of {objective}: {violation}"
+    yield from _of_changes(_read(json.dumps(data)), instance, orders)
+
+
+def of_orders(data: Data) -> Iterator[str]:
+    """Times, least span and validity of random orders."""
+    instance, problem, draw = parse_instance(data, "case"), _read(json.dumps(data)), Random(1)
+    means = math.lcm(*range(1, problem.devices + 1))
+    for _ in range(2):
+        orders = drawn(problem, draw)
+        ours, pairs = _translated(orders)
+        times, span = timed(problem, orders), least_span(problem, orders, means)
+        assert times is not None
+        assert span is not None
+        unit = problem.time_unit
+        for objective, cost in zip(
+            OBJECTIVES, (max(times[1].values()) * unit, span * unit / means), strict=True
+        ):
+            said = simulate_for(instance, ours, objective, pairs).cost(objective)
+            if not _same(said, cost):
+                yield f"simulate_for gives {objective} {said:g}, these orders have {float(cost):g}: {orders}"
+        yield from _of_changes(problem, instance, orders)
+
+
+def _of_changes(problem: Problem, instance: Instance, orders: Orders) -> Iterator[str]:
+    """What the judge says of a schedule, of changed ones, and under caps at its very peaks."""
+    draw = Random(0)
     programs = placed(problem, orders)
-    assert programs is not None
-    assert valid(problem, programs)
     unqueued = placed(replace(problem, contended=False, hop=_whole_hops(problem)), orders)
+    assert programs is not None
     assert unqueued is not None
-    for changed in (unqueued, *(mutated(problem, programs, draw) for _ in range(MUTATIONS))):
+    for changed in (programs, unqueued, *(mutated(problem, programs, draw) for _ in range(MUTATIONS))):
         violations = check(instance, _schedule(problem, changed))
         if bool(violations) == valid(problem, changed):
-            yield f"check says {violations or 'valid'} of a changed schedule: {_shown(changed)}"
-    # No less memory than this order holds at its highest will do, on any device.
+            yield f"check says {violations or 'valid'} of {_shown(changed)}"
     peaks = [max(memory(problem, order), default=0) for order in orders]
     for device, peak in enumerate(peaks):
         for short in (0, 1) if peak else (0,):
             caps = [static + p for static, p in zip(problem.static, peaks, strict=True)]
             caps[device] -= short * max(1, peak // 1000)
             tight = [float(cap * problem.memory_unit) for cap in caps]
-            violations = check(instance.with_changes(memory_cap=tight), schedule)
+            violations = check(instance.with_changes(memory_cap=tight), _schedule(problem, programs))
             if bool(violations) != bool(short):
-                yield f"check says {violations or 'valid'} of {ours} under caps of {tight}"
+                yield f"check says {violations or 'valid'} under caps of {tight} of {_shown(programs)}"
 
 
 def _whole_hops(problem: Problem) -> tuple[int, ...]:
@@ -270,6 +292,12 @@ def _of_solve(data: Data, solver: str, time_limit: float) -> Iterator[str]:
                 yield f"{said}: {again.violation}"
 
 
+def _translated(orders: Orders) -> tuple[tuple[tuple[Task, ...], ...], set[tuple[Task, Task]]]:
+    """Orders as the product takes them, and their pairs."""
+    pairs = {(_task(step[0]), _task(step[1])) for order in orders for step in order if len(step) == 2}
+    return tuple(tuple(_task(task) for step in order for task in step) for order in orders), pairs
+
+
 def _task(task: tuple[str, int, int]) -> Task:
     return Task(TaskKind(task[0]), task[1], task[2])
 
@@ -293,6 +321,7 @@ def _shown(programs: Programs) -> str:
 # Each kind of claim, and of every how many instances it is asked: what takes longer of fewer.
 CLAIMS: tuple[tuple[Claim, int], ...] = (
     (of_bounds, 1),
+    (of_orders, 10),
     (of_heuristic, 10),
     (of_refutation, 10),
     (of_cpsat, 10),

@@ -104,6 +104,30 @@ def _steps(program: tuple[Placed, ...]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def drawn(problem: Problem, draw: Random) -> Orders:
+    """Random orders that can run, whatever memory they need."""
+    tasks: set[Task] = set()
+    for s, stage in enumerate(problem.stages):
+        for j in range(problem.microbatches):
+            fuse = stage.fused is not None and draw.random() < 0.6
+            kinds = ["F"] + ([] if stage.recompute is None else ["R"]) + (["BW"] if fuse else ["B", "W"])
+            tasks |= {(kind, s, j) for kind in kinds}
+    orders: list[list[Step]] = [[] for _ in range(problem.devices)]
+    done: set[Task] = set()
+    eager = draw.random()  # F's first: many results are under way at once
+    while done < tasks:
+        ready = sorted(t for t in tasks - done if done.issuperset(inputs(problem, t, tasks)))
+        first = [t for t in ready if t[0] == "F"]
+        step: Step = (draw.choice(first if first and draw.random() < eager else ready),)
+        if step[0][0] == "F" and draw.random() < 0.7:
+            s = step[0][1]
+            beside = [t for t in ready if t[0] == "BW" and problem.pair_length(s, t[1]) is not None]
+            step = (*step, draw.choice(beside)) if beside else step
+        orders[problem.stages[step[0][1]].device].append(step)
+        done.update(step)
+    return tuple(map(tuple, orders))
+
+
 def mutated(problem: Problem, programs: Programs, draw: Random) -> Programs:
     """The schedule with one thing changed: it may be valid all the same."""
     lists = [list(program) for program in programs]
