@@ -21,7 +21,8 @@ from importlib.metadata import version
 from ortools.sat.python import cp_model
 
 from zbsolve.bounds.arcs import Arc, dependencies, order_arcs
-from zbsolve.bounds.with_options import least_back, least_way_home, least_way_out
+from zbsolve.bounds.waits import back
+from zbsolve.bounds.ways import least_way_home, least_way_out
 from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
@@ -303,7 +304,7 @@ class ExtendedModel:
             self.model.add(self.passes[Task(F, s, j)].start >= int(least_way_out(clock, s)))
             home = int(least_way_home(clock, s))
             for backward in self._backwards(s, j):
-                gradient = self.passes[backward].start + int(least_back(clock, s)) + home
+                gradient = self.passes[backward].start + int(back(clock.stages[s])) + home
                 ends = self.model.add(gradient <= limit)
                 present = self.passes[backward].present
                 if present is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from zbsolve.bounds.waits import Lag, memory_waits
+from zbsolve.bounds.waits import Lag, memory_waits, single_chain
 from zbsolve.model.graph import Task, needs
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import BACKWARDS, BW, TABLE, B, F, R, TaskKind, W
@@ -108,7 +108,7 @@ def memory_arcs(instance: Instance) -> Iterator[Arc]:
     Its proof takes a device's tasks one after the other and its stages in one chain: nothing is said where
     there are pairs or several replicas. Where the R's are is open, and they count in no memory.
     """
-    if instance.has_pairs or instance.replicas > 1:
+    if not single_chain(instance):
         return
     for waiting, kind, stage, distance in memory_waits(instant_recomputation(instance)):
         for each in BACKWARDS if kind is B else (kind,):

@@ -38,10 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbsolve.bounds.arcs import Arc, Job, pass_arcs, pass_order
+from zbsolve.bounds.argument import Known
 from zbsolve.bounds.bound import Bound
 from zbsolve.bounds.device_states import DeviceStates
 from zbsolve.bounds.waits import Lag, LeastTime, pass_lengths
-from zbsolve.bounds.windows import CODE, KINDS, windows
+from zbsolve.bounds.windows import CODE, KINDS, Windows, windows
 from zbsolve.compiled import compile_loop
 from zbsolve.model.instance import Instance
 from zbsolve.model.tolerances import OPTIMAL_GAP, TIME_RTOL
@@ -96,7 +97,7 @@ def _compiled() -> Any:
     return compile_loop(follow)
 
 
-class Known(NamedTuple):
+class Learnt(NamedTuple):
     """Heads and tails, shape (kinds, stages, m), of all schedules within a cost, and what trials showed."""
 
     heads: FloatArray
@@ -115,6 +116,8 @@ class Refutation:
     enough : callable
         Asked before every trial and every pass over a device's states; when it says yes, what is under way
         gives up.
+    found : Windows, optional
+        Of the instance with these lags, where they are known already.
     """
 
     def __init__(
@@ -124,8 +127,9 @@ class Refutation:
         *,
         lags: tuple[Lag, ...] = (),
         enough: Callable[[], bool] = lambda: False,
+        found: Windows | None = None,
     ) -> None:
-        found = windows(instance, lags)
+        found = windows(instance, lags) if found is None else found
         # The span is watched in the window of stage 0's device, which begins and ends every path.
         first = instance.stages[0].device
         self._observer = instance.num_devices if objective == "makespan" else first
@@ -143,11 +147,17 @@ class Refutation:
         self.device = 0  # that had no order left in the last cost refuted
         self._follow(self.heads, self.tails)
 
-    def known(self) -> Known:
-        """What holds within the least cost that was not refuted."""
-        return Known(self.heads, self.tails, self._known_for, tuple(self.shaved))
+    @classmethod
+    def of(cls, known: Known) -> Refutation:
+        """From what is known already: windows are not computed twice."""
+        found = known.windows(known.lags)
+        return cls(known.instance, known.objective, lags=known.lags, found=found)
 
-    def restore(self, known: Known) -> None:
+    def known(self) -> Learnt:
+        """What holds within the least cost that was not refuted."""
+        return Learnt(self.heads, self.tails, self._known_for, tuple(self.shaved))
+
+    def restore(self, known: Learnt) -> None:
         """Go back to what was known for a higher cost."""
         self.heads, self.tails, self._known_for = known.heads, known.tails, known.within
         self.shaved = list(known.shaved)

@@ -18,6 +18,11 @@ from zbsolve.model.kinds import B, TaskKind, W
 from zbsolve.model.tolerances import proof_room
 
 
+def single_chain(instance: Instance) -> bool:
+    """Whether there is one chain of stages, and no device runs two tasks at once: no replicas, no pairs."""
+    return not instance.has_pairs and instance.replicas == 1
+
+
 def back(stage: Stage) -> float:
     """Shortest time from the start of a stage's backward to its input gradient."""
     return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
@@ -52,6 +57,13 @@ class Lag(NamedTuple):
     distance: int
     value: float
     to_end: bool = False
+
+
+class LagAnswer(NamedTuple):
+    """A proven lag, and whether some schedule of the few micro-batches has no longer one."""
+
+    lag: Lag
+    exact: bool
 
 
 class LeastTime(NamedTuple):

@@ -39,10 +39,12 @@ class Windows:
     its last task. Observer p watches the whole step. Shape (kinds F B W, S, m, p + 1); minus infinity where
     nothing is implied. ``heads`` are to the start of a task, ``tails`` from its end; where the stage can
     fuse, a backward's tail counts from :func:`back` after its start, the earliest end of its gradient.
+    ``in_full``: all of a device's forced work was counted, as far as it is ever.
     """
 
     heads: NDArray[np.float64]
     tails: NDArray[np.float64]
+    in_full: bool = True
 
 
 def windows(
@@ -69,6 +71,7 @@ def windows(
     work_before = ForcedWork(plain) if counted else None
     work_after = {o: ForcedWork(plain, mirrored=True) for o in whole} if counted else {}
 
+    in_full = True
     heads = np.full((3, S, m, p + 1), -np.inf)
     tails = np.full((3, S, m, p + 1), -np.inf)
     leading: dict[Job, list[_Link]] = {job: [] for job in pass_order(instance)}
@@ -88,7 +91,7 @@ def windows(
     heads[0, 0, 0, p] = 0.0
     for j in range(m):
         if work_before is not None and enough():
-            work_before = None
+            work_before, in_full = None, False
         for (kind, s), links in leading.items():
             head = heads[CODE[kind], s, j]
             for before, distance, length in links:
@@ -107,7 +110,7 @@ def windows(
             ends[key] = max(ends.get(key, -math.inf), lag.value - instance.stages[lag.stage].t_f)
     for j in range(m - 1, -1, -1):
         if work_after and enough():
-            work_after = {}
+            work_after, in_full = {}, False
         for job, links in reversed(following.items()):
             kind, s = job
             own = device[s]
@@ -127,10 +130,18 @@ def windows(
                     work.record(W, s, j, tail[o] if splits[s] else unforced)
                 else:
                     tail[o] = work.settle(kind, s, j, tail[o])
-    return Windows(heads, tails)
+    return Windows(heads, tails, in_full)
 
 
 def _length(instance: Instance, job: Job) -> float:
     """Of an F, of a backward up to its gradient, of a W."""
     stage = instance.stages[job.stage]
     return {F: stage.t_f, B: back(stage), W: stage.t_w}[job.kind]
+
+
+def observers(instance: Instance, device: int, objective: str) -> dict[int, str]:
+    """In whose windows (:class:`Windows`) a device is watched, and how to say it."""
+    if objective == "makespan":
+        return {instance.num_devices: "the whole step"}
+    first = instance.stages[0].device
+    return {device: "its own window", first: f"the window of device {first}"}
