@@ -14,16 +14,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Any, Literal
 
 from ortools.sat.python import cp_model
 
-from zbsolve.bounds.waits import memory_precedences
+from zbsolve.bounds.arcs import Arc, Reason, pass_arcs
 from zbsolve.bounds.ways import round_trip
 from zbsolve.bounds.windows import windows
 from zbsolve.formulations.common import FormulationResult, common_unit, conclude
@@ -110,6 +109,7 @@ class CpSatModel:
         self.ticks = make_ticks(self.instance, self.objective)
         self._sizes: list[tuple[cp_model.IntVar, Moment, Moment, int, int]] = []
         self._w_reached: dict[int, list[cp_model.IntVar]] = {}
+        self._arcs = tuple(pass_arcs(self.ticks.instance))
         stages = range(self.instance.num_stages)
         self._round_trip = [int(round_trip(self.ticks.instance, s, s)) for s in stages]
         self._clock = (
@@ -198,32 +198,40 @@ class CpSatModel:
             self.model.add_no_overlap(v for task, v in self.intervals.items() if task.stage in stages)
 
     def add_precedences(self) -> None:
-        """F downstream and B upstream with hops, a backward after its own F, W after B."""
-        last = self.instance.num_stages - 1
-        for (s, j), back in self.backward.items():
-            start = self.forward[s, j]
-            f = self.ticks.steps(F, s)
-            self.model.add(back.start >= start + f + self._round_trip[s])
-            if s > 0:
-                before = self.forward[s - 1, j] + self.ticks.steps(F, s - 1) + self.ticks.hop_steps(s - 1)
-                self.model.add(start >= before)
-            if s < last:
-                self.model.add(back.start >= self.backward[s + 1, j].end + self.ticks.hop_steps(s))
-            self.model.add(back.w_start >= back.end)
+        """Dependencies with hops; a micro-batch's backward on a stage a round trip after its own F there."""
+        for s in range(self.instance.num_stages):
+            arcs = [arc for arc in self._arcs_into(s, Reason.DEPENDENCY) if arc.before != (F, s)]
+            for j in range(self._m):
+                end = self.forward[s, j] + self.ticks.steps(F, s)
+                self.model.add(self.backward[s, j].start >= end + self._round_trip[s])
+                self._follow(arcs, j)
 
     def add_microbatch_order(self) -> None:
         """Identical micro-batches come in order in each stage's F's, backwards, and W's."""
         for s, stage in enumerate(self.instance.stages):
-            f = self.ticks.steps(F, s)
-            m = self.instance.num_microbatches
-            for i, j in pairwise(range(m)):
-                self.model.add(self.forward[s, j] >= self.forward[s, i] + f)
-                self.model.add(self.backward[s, j].start >= self.backward[s, i].end)
+            ordered = self._arcs_into(s, Reason.ORDER)
+            for j in range(self._m):
+                self._follow((arc for arc in ordered if arc.after.kind is not W), j)
             if stage.t_bw is None:
-                for i, j in pairwise(range(m)):
-                    self.model.add(self.backward[s, j].w_start >= self.backward[s, i].released)
+                for j in range(self._m):
+                    self._follow((arc for arc in ordered if arc.after.kind is W), j)
             else:
                 self._order_existing_weights(s)
+
+    def _arcs_into(self, s: int, reason: Reason) -> list[Arc]:
+        return [arc for arc in self._arcs if arc.after.stage == s and arc.reason is reason]
+
+    def _follow(self, arcs: Iterable[Arc], j: int) -> None:
+        """What arcs say of one micro-batch; of a backward without a W of its own, W ends with it."""
+        for (kind, s), (waiting, q), distance, lag, _ in arcs:
+            if j < distance:
+                continue
+            i = j - distance
+            back, after = self.backward[s, i], self.backward[q, j]
+            ends = {B: back.end, W: back.released}
+            end = self.forward[s, i] + self.ticks.steps(F, s) if kind is F else ends[kind]
+            starts = {F: self.forward[q, j], B: after.start, W: after.w_start}
+            self.model.add(starts[waiting] >= end + int(lag))
 
     def _order_existing_weights(self, s: int) -> None:
         """Void W's take no part: a running maximum over the W's that exist orders them."""
@@ -278,7 +286,7 @@ class CpSatModel:
         self._add_memory_precedences()
 
     def _precedences_suffice(self, stages: tuple[int, ...]) -> bool:
-        """Whether :func:`zbsolve.bounds.waits.memory_precedences` already says all that the cap demands.
+        """Whether :func:`zbsolve.bounds.waits.memory_waits` already says all that the cap demands.
 
         It does for a single stage with one M from F to W: F j then waits for W j - k, so at most k are held.
         """
@@ -313,9 +321,10 @@ class CpSatModel:
 
     def _add_memory_precedences(self) -> None:
         """What the caps imply for the order: part of the cumulatives, but as precedences on every path."""
-        for (kind, s, i), (_, waiting, j) in memory_precedences(self.instance):
-            before = self.backward[s, i]
-            self.model.add(self.forward[waiting, j] >= (before.released if kind is W else before.end))
+        for arc in self._arcs:
+            if arc.reason is Reason.MEMORY:
+                for j in range(self._m):
+                    self._follow((arc,), j)
 
     # --- objective and what helps to prove it --------------------------------------------------
 

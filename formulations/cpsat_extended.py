@@ -14,14 +14,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from zbsolve.bounds.with_options import least_back, least_way_home, least_way_out
+from zbsolve.bounds.arcs import Arc, dependencies, order_arcs
+from zbsolve.bounds.waits import back
+from zbsolve.bounds.ways import least_way_home, least_way_out
 from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
@@ -213,33 +214,20 @@ class ExtendedModel:
 
     def add_dependencies(self) -> None:
         """F and gradients along each replica's chain with hops; F, R, backward in turn; W after B."""
-        for s, j in self._each():
-            if not self.instance.is_first(s):
-                self._after(Task(F, s - 1, j), Task(F, s, j), self.ticks.hop_steps(s - 1))
-            own = Task(F, s, j)
-            if Task(R, s, j) in self.passes:
-                self._after(own, Task(R, s, j))
-                own = Task(R, s, j)
-            for backward in self._backwards(s, j):
-                self._after(own, backward)
-                if not self.instance.is_last(s):
-                    for gradient in self._backwards(s + 1, j):
-                        self._after(gradient, backward, self.ticks.hop_steps(s))
-            self._after(Task(B, s, j), Task(W, s, j))
+        for s in range(self.instance.num_stages):
+            arcs = [arc for arc in dependencies(self.ticks.instance) if arc.after.stage == s]
+            for j in range(self.instance.num_microbatches):
+                self._follow(arcs, j)
 
     def add_microbatch_order(self) -> None:
         """Identical micro-batches come in order in each stage's F's, R's, backwards and W's."""
-        for s in range(self.instance.num_stages):
-            for i, j in pairwise(range(self.instance.num_microbatches)):
-                for kind in (F, R):
-                    if Task(kind, s, i) in self.passes:
-                        self._after(Task(kind, s, i), Task(kind, s, j))
-                for earlier in self._backwards(s, i):
-                    for later in self._backwards(s, j):
-                        self._after(earlier, later)
+        for s, stage in enumerate(self.instance.stages):
+            arcs = [arc for arc in order_arcs(self.instance) if arc.after.stage == s]
+            if stage.t_bw is not None:
                 # Where some are fused the others' W's may run in any order among themselves.
-                if self.instance.stages[s].t_bw is None:
-                    self._after(Task(W, s, i), Task(W, s, j))
+                arcs = [arc for arc in arcs if arc.after.kind is not W]
+            for j in range(self.instance.num_microbatches):
+                self._follow(arcs, j)
 
     def add_memory(self) -> None:
         """Held memory and transients within each finite cap: one cumulative a device."""
@@ -316,7 +304,7 @@ class ExtendedModel:
             self.model.add(self.passes[Task(F, s, j)].start >= int(least_way_out(clock, s)))
             home = int(least_way_home(clock, s))
             for backward in self._backwards(s, j):
-                gradient = self.passes[backward].start + int(least_back(clock, s)) + home
+                gradient = self.passes[backward].start + int(back(clock.stages[s])) + home
                 ends = self.model.add(gradient <= limit)
                 present = self.passes[backward].present
                 if present is not None:
@@ -361,13 +349,16 @@ class ExtendedModel:
     def _backwards(self, s: int, j: int) -> list[Task]:
         return [task for task in (Task(B, s, j), Task(BW, s, j)) if task in self.passes]
 
-    def _after(self, before: Task, after: Task, lag: int = 0) -> None:
-        """One task ends, with a lag, before another starts, where both are there."""
-        a, b = self.passes[before], self.passes[after]
-        rule = self.model.add(b.start >= a.end + lag)
-        literals = [each.present for each in (a, b) if each.present is not None]
-        if literals:
-            rule.only_enforce_if(literals)
+    def _follow(self, arcs: Iterable[Arc], j: int) -> None:
+        """What arcs say of one micro-batch, where both tasks are there."""
+        for arc in arcs:
+            if j < arc.distance:
+                continue
+            a, b = self.passes[Task(*arc.before, j - arc.distance)], self.passes[Task(*arc.after, j)]
+            rule = self.model.add(b.start >= a.end + int(arc.lag))
+            literals = [each.present for each in (a, b) if each.present is not None]
+            if literals:
+                rule.only_enforce_if(literals)
 
 
 # --- solving -----------------------------------------------------------------------------------

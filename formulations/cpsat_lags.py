@@ -3,7 +3,7 @@
 Under a tight cap the rate of a pipeline is set by how few micro-batches together hold each other up, through
 memory and machines at once, which no single-device argument sees. The least lag between F(s, 0) and
 F(s, n) over all schedules of n + 1 micro-batches holds between F(s, j) and F(s, j + n) for every j of a
-longer step (:func:`zbsolve.bounds.catalogue.window_bounds` says why) and is a small problem.
+longer step (:mod:`zbsolve.bounds.arguments.proven_lags` says why) and is a small problem.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from zbsolve.bounds.waits import Lag
+from zbsolve.bounds.waits import Lag, LagAnswer
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
     CpSatModel,
@@ -94,14 +94,6 @@ class LagModel(CpSatModel):
 def first_microbatches(orders: Orders, number: int) -> Orders:
     """What the first micro-batches do in canonical orders: valid orders of these alone."""
     return tuple(tuple(task for task in order if task.microbatch < number) for order in orders)
-
-
-@dataclass(frozen=True, slots=True)
-class LagAnswer:
-    """A proven lag, and whether some schedule of the few micro-batches has no longer one."""
-
-    lag: Lag
-    exact: bool
 
 
 def prove_lag(

@@ -32,7 +32,8 @@ import highspy
 import pulp
 from pulp.apis.core import PulpSolverError
 
-from zbsolve.bounds.waits import memory_precedences, room
+from zbsolve.bounds.arcs import pass_arcs
+from zbsolve.bounds.waits import room
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.formulations.common import FormulationResult, conclude, serial_length
 from zbsolve.formulations.ticks import make_ticks
@@ -173,23 +174,17 @@ class MilpModel:
     def add_fixed_orders(self) -> None:
         """Collect what always comes before what, close it, and find each task's earliest start.
 
-        Direct orders: dependencies, identical micro-batches in order (a void W stands anywhere
-        behind its backward, so it keeps that order too), and what the caps imply.
+        Direct orders: :func:`zbsolve.bounds.arcs.pass_arcs`. A void W stands anywhere behind its backward,
+        so it keeps the micro-batches' order too.
         """
         lags: dict[Task, dict[Task, float]] = {t: {} for t in self.tasks}
-        for edge in TaskGraph(self.instance).edges:
-            if BW not in (edge.before.kind, edge.after.kind):
-                lags[edge.before][edge.after] = edge.lag / self.unit
-        self._dependencies = [(a, b, lag) for a, row in lags.items() for b, lag in row.items()]
-        for kind, s, j in self.tasks:
-            if j + 1 < self._m:
-                lags[Task(kind, s, j)].setdefault(Task(kind, s, j + 1), 0.0)
-        for before, after in memory_precedences(self.instance):
-            lags[before].setdefault(after, 0.0)
-        self._direct = [(a, b) for a, row in lags.items() for b in row]
+        for arc in pass_arcs(self.instance):
+            for before, after in arc.tasks(self._m):
+                lags[before][after] = arc.lag / self.unit
+        self._direct = [(a, b, lag) for a, row in lags.items() for b, lag in row.items()]
 
         missing = dict.fromkeys(self.tasks, 0)
-        for _, after in self._direct:
+        for _, after, _ in self._direct:
             missing[after] += 1
         ready = [t for t in self.tasks if not missing[t]]
         sequence: list[Task] = []
@@ -246,9 +241,8 @@ class MilpModel:
 
     def add_precedences(self) -> None:
         """Dependencies with hops, and consecutive tasks whose order is fixed on one device."""
-        lag_of = {(a, b): lag for a, b, lag in self._dependencies}
-        for a, b in self._direct:
-            self.problem += self.start[b] >= self.start[a] + self.length(a) + lag_of.get((a, b), 0.0)
+        for a, b, lag in self._direct:
+            self.problem += self.start[b] >= self.start[a] + self.length(a) + lag
         for task, earliest in self._earliest.items():
             if task != Task(F, 0, 0):
                 self.start[task].lowBound = earliest * (1 - TIME_RTOL)  # sums of floats in another order
@@ -261,7 +255,7 @@ class MilpModel:
         """
         short = [t for t in self.tasks if self._extreme(t, min) == 0]
         self.rank = {t: pulp.LpVariable(f"Q_{_name(t)}", 0, len(self.tasks)) for t in short}
-        for a, b in self._direct:
+        for a, b, _ in self._direct:
             if a in self.rank and b in self.rank:
                 self.problem += self.rank[b] >= self.rank[a] + 1
         big = len(self.tasks) + 1

@@ -10,15 +10,12 @@ from hypothesis import given, settings
 
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
-from zbsolve.bounds.catalogue import (
-    all_bounds,
-    best_bound,
-    last_forward_bounds,
-    last_window_idle,
-    memory_area_bound,
-    preemptive_one_machine,
-    two_windows_bound,
-)
+from zbsolve.bounds.argument import Known
+from zbsolve.bounds.arguments.last_forward import last_forward_bounds
+from zbsolve.bounds.arguments.memory_area import memory_area_bound
+from zbsolve.bounds.arguments.one_machine import preemptive_one_machine
+from zbsolve.bounds.arguments.two_windows import last_window_idle, two_windows_bound
+from zbsolve.bounds.catalogue import all_bounds, best_bound
 from zbsolve.bounds.waits import memory_waits
 from zbsolve.errors import InfeasibleError
 from zbsolve.model.instance import Instance, equal_stages, load_instance
@@ -188,7 +185,7 @@ def test_published_zb_v_spans_are_optimal() -> None:
     before = 32 * f
     to_go = 15 * (f + hop) + 15 * (b + hop) + 2 * b + 15 * (b + hop) + w
     value = head - before + 48 * 2 * (f + b + w) - 32 * (b + w) + to_go
-    bounds = [bound for bound in last_forward_bounds(instance, "span") if bound.device == 15]
+    bounds = [bound for bound in last_forward_bounds(Known(instance, "span")) if bound.device == 15]
     assert max(bound.value for bound in bounds) == pytest.approx(value)
     plan = solve(instance, objective="span", solver="zb-v").plan
     assert plan.status == "optimal"

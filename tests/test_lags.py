@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 from tests.strategies import small_instances
 from zbsolve.benchmark.random_instances import random_instance
-from zbsolve.bounds.catalogue import best_bound, window_bounds
+from zbsolve.bounds.argument import Known
+from zbsolve.bounds.catalogue import best_bound, bounds_from_lags
 from zbsolve.bounds.waits import Lag
 from zbsolve.errors import InfeasibleError
 from zbsolve.formulations.cpsat import solve_cpsat
@@ -89,7 +90,7 @@ def test_no_schedule_has_a_shorter_lag(instance: Instance) -> None:
                 apart = [after - before for before, after in pairwise(forwards)]
             assert min(apart) >= proven.value - 1e-9
         for objective in ("makespan", "span"):
-            for bound in window_bounds(instance, objective, tuple(lags)):
+            for bound in bounds_from_lags(Known(instance, objective, tuple(lags))):
                 assert bound.value <= schedule.cost(objective) + 1e-9
 
 
@@ -140,7 +141,7 @@ def test_check_proves_the_lags_of_a_plan_anew() -> None:
 def test_a_bound_says_which_lags_it_rests_on() -> None:
     """SERIAL with its lag: 3 x 5 before the last F0, then 5: 20, the right value for p=2, m=4, cap 1."""
     proven = (lag(SERIAL, 0, 1), lag(SERIAL, 0, 1, to_end=True))
-    best = max(window_bounds(SERIAL, "makespan", proven), key=lambda bound: bound.value)
+    best = max(bounds_from_lags(Known(SERIAL, "makespan", proven)), key=lambda bound: bound.value)
     assert best.value == pytest.approx(20.0)
     assert best.lags == proven
     assert "F(stage 0, j+1) is at least 5 after F(stage 0, j)" in best.statement

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.brute_force import all_orders
-from zbsolve.bounds.waits import MemoryWait, memory_precedences, memory_waits
+from zbsolve.bounds.arcs import Reason, pass_arcs
+from zbsolve.bounds.waits import MemoryWait, memory_waits
+from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.kinds import B, F
 from zbsolve.model.serial import serial_program
@@ -31,6 +35,13 @@ def tight_devices(draw: st.DrawFn) -> Instance:
     instance = make_instance(num_devices=p, num_microbatches=draw(st.integers(1, most)), stages=stages)
     more = [draw(st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0, 3.0])) for _ in range(p)]
     return instance.with_changes(memory_cap=[serial_program(instance, d)[0] + more[d] for d in range(p)])
+
+
+def memory_precedences(instance: Instance) -> Iterator[tuple[Task, Task]]:
+    """Every pair (before, after) that memory forces, a B standing for BW, too."""
+    for arc in pass_arcs(instance):
+        if arc.reason is Reason.MEMORY:
+            yield from arc.tasks(instance.num_microbatches)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

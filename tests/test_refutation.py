@@ -16,8 +16,10 @@ from tests.strategies import small_instances
 from tests.test_windows import KIND, some_schedules
 from zbsolve.benchmark.random_instances import random_instance
 from zbsolve.bounds import device_states, refutation
+from zbsolve.bounds.argument import Known
+from zbsolve.bounds.arguments.one_machine import window_bounds
 from zbsolve.bounds.bound import Bound
-from zbsolve.bounds.catalogue import best_bound, window_bounds
+from zbsolve.bounds.catalogue import best_bound
 from zbsolve.bounds.device_states import DeviceStates
 from zbsolve.bounds.refutation import Refutation, refuted_bounds, shaved_bounds
 from zbsolve.bounds.waits import Lag, LeastTime, back, backward_adds
@@ -259,7 +261,7 @@ def test_orders_prove_no_less_than_one_machine(instance: Instance, objective: st
     except InfeasibleError:
         return
     watched = f"in the window of device {instance.stages[0].device},"
-    for bound in window_bounds(instance, objective):
+    for bound in window_bounds(Known(instance, objective)):
         if objective == "span" and watched not in bound.statement:
             continue  # in its own window
         if bound.value > 0:
@@ -375,7 +377,7 @@ def test_moves_are_followed_from_device_to_device(monkeypatch: pytest.MonkeyPatc
     assert Refutation(instance, "makespan").refutes(cost, least_move=np.inf) is False
     assert Refutation(instance, "makespan").refutes(cost) is True
     # A plan that says so is confirmed, however few moves are followed at first.
-    monkeypatch.setattr("zbsolve.solver.verify.LEAST_MOVE", np.inf)
+    monkeypatch.setattr("zbsolve.bounds.arguments.device_orders.LEAST_MOVE", np.inf)
     assert reverify(serial_plan(instance, Bound(cost, refutation.DEVICE_ORDERS, "as stated", 0))).confirmed
 
 

@@ -37,13 +37,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zbsolve.bounds.arcs import Arc, Job, pass_arcs, pass_order
+from zbsolve.bounds.argument import Known
 from zbsolve.bounds.bound import Bound
 from zbsolve.bounds.device_states import DeviceStates
-from zbsolve.bounds.waits import Lag, LeastTime, MemoryWait, memory_waits, pass_lengths
-from zbsolve.bounds.windows import windows
+from zbsolve.bounds.waits import Lag, LeastTime, pass_lengths
+from zbsolve.bounds.windows import CODE, KINDS, Windows, windows
 from zbsolve.compiled import compile_loop
 from zbsolve.model.instance import Instance
-from zbsolve.model.kinds import B, F, TaskKind, W
 from zbsolve.model.tolerances import OPTIMAL_GAP, TIME_RTOL
 from zbsolve.plan.certificate import MOST_SHAVED
 
@@ -72,8 +73,6 @@ TRIALS = (200, 1_000, 5_000, 25_000)
 # What a pass or a trial takes by itself, in states gone through (measured): few states cost no less.
 OF_ITSELF = 500
 
-KINDS = (F, B, W)
-
 
 def follow(arcs: Any, lags: Any, lengths: Any, heads: Any, tails: Any) -> None:
     """Longest paths: raise heads and tails of all tasks to what arcs imply.
@@ -98,7 +97,7 @@ def _compiled() -> Any:
     return compile_loop(follow)
 
 
-class Known(NamedTuple):
+class Learnt(NamedTuple):
     """Heads and tails, shape (kinds, stages, m), of all schedules within a cost, and what trials showed."""
 
     heads: FloatArray
@@ -117,6 +116,8 @@ class Refutation:
     enough : callable
         Asked before every trial and every pass over a device's states; when it says yes, what is under way
         gives up.
+    found : Windows, optional
+        Of the instance with these lags, where they are known already.
     """
 
     def __init__(
@@ -126,8 +127,9 @@ class Refutation:
         *,
         lags: tuple[Lag, ...] = (),
         enough: Callable[[], bool] = lambda: False,
+        found: Windows | None = None,
     ) -> None:
-        found = windows(instance, lags)
+        found = windows(instance, lags) if found is None else found
         # The span is watched in the window of stage 0's device, which begins and ends every path.
         first = instance.stages[0].device
         self._observer = instance.num_devices if objective == "makespan" else first
@@ -145,11 +147,17 @@ class Refutation:
         self.device = 0  # that had no order left in the last cost refuted
         self._follow(self.heads, self.tails)
 
-    def known(self) -> Known:
-        """What holds within the least cost that was not refuted."""
-        return Known(self.heads, self.tails, self._known_for, tuple(self.shaved))
+    @classmethod
+    def of(cls, known: Known) -> Refutation:
+        """From what is known already: windows are not computed twice."""
+        found = known.windows(known.lags)
+        return cls(known.instance, known.objective, lags=known.lags, found=found)
 
-    def restore(self, known: Known) -> None:
+    def known(self) -> Learnt:
+        """What holds within the least cost that was not refuted."""
+        return Learnt(self.heads, self.tails, self._known_for, tuple(self.shaved))
+
+    def restore(self, known: Learnt) -> None:
         """Go back to what was known for a higher cost."""
         self.heads, self.tails, self._known_for = known.heads, known.tails, known.within
         self.shaved = list(known.shaved)
@@ -212,7 +220,7 @@ class Refutation:
         self.work += OF_ITSELF
         kind, s, j, value, after = time
         # Less before its start: so much more after its end, and the other way round.
-        length = float(self._lengths[KINDS.index(kind), s, j])
+        length = float(self._lengths[CODE[kind], s, j])
         contrary = LeastTime(kind, s, j, cost - value - length, not after)
         heads, tails = self.heads.copy(), self.tails.copy()
         touched = self._raise(heads, tails, contrary, least_move * cost)
@@ -244,7 +252,7 @@ class Refutation:
         """Set one head or tail, follow it up; the devices whose tasks it moves."""
         before = heads.copy(), tails.copy()
         kind, s, j, value, after = time
-        of = (KINDS.index(kind), s, j)
+        of = (CODE[kind], s, j)
         which = tails if after else heads
         which[of] = max(which[of], value)
         return self._follow_up(before, heads, tails, least)
@@ -384,35 +392,22 @@ def _lengths(instance: Instance) -> FloatArray:
     return np.array([pass_lengths(stage) for stage in instance.stages]).T
 
 
-def _arcs(instance: Instance, proven: tuple[Lag, ...]) -> tuple[NDArray[np.int64], FloatArray]:
-    """Which task starts how long after which: dependencies, micro-batch order, memory waits, proven lags."""
+def _arcs(instance: Instance, lags: tuple[Lag, ...]) -> tuple[NDArray[np.int64], FloatArray]:
+    """:func:`zbsolve.bounds.arcs.pass_arcs` task by task, as :func:`follow` takes them."""
     S, m = instance.num_stages, instance.num_microbatches
-    least = _lengths(instance).tolist()
-    waits_of: list[list[MemoryWait]] = [[] for _ in range(S)]
-    for wait in memory_waits(instance):
-        waits_of[wait.waiting].append(wait)
-    arcs: list[tuple[int, int]] = []
-    lags: list[float] = []
-
-    def add(kind: TaskKind, s: int, j: int, first: tuple[TaskKind, int, int], hop: float = 0.0) -> None:
-        before, q, i = first
-        if i >= 0 and 0 <= q < S:
-            arcs.append(((KINDS.index(before) * S + q) * m + i, (KINDS.index(kind) * S + s) * m + j))
-            lags.append(least[KINDS.index(before)][q] + hop)
-
+    lengths = _lengths(instance)
+    leading: dict[Job, list[tuple[Arc, float]]] = {job: [] for job in pass_order(instance)}
+    for arc in pass_arcs(instance, lags):
+        kind, s = arc.before
+        leading[arc.after].append((arc, arc.between_starts(float(lengths[CODE[kind], s]))))
+    pairs: list[tuple[int, int]] = []
+    apart: list[float] = []
     for j in range(m):
-        for s in range(S):
-            add(F, s, j, (F, s - 1, j), instance.hop(s - 1) if s else 0.0)
-            add(F, s, j, (F, s, j - 1))
-            for wait in waits_of[s]:
-                add(F, s, j, (wait.kind, wait.stage, j - wait.distance))
-            for lag in proven:
-                if lag.stage == s and not lag.to_end:
-                    add(F, s, j, (F, s, j - lag.distance), lag.value - instance.stages[s].t_f)
-        for s in range(S - 1, -1, -1):
-            add(B, s, j, (F, s, j))
-            add(B, s, j, (B, s + 1, j), instance.hop(s) if s + 1 < S else 0.0)
-            add(B, s, j, (B, s, j - 1))
-            add(W, s, j, (B, s, j))
-            add(W, s, j, (W, s, j - 1))
-    return np.array(arcs, dtype=np.int64), np.array(lags)
+        for (kind, s), into in leading.items():
+            for arc, length in into:
+                if j >= arc.distance:
+                    before, q = arc.before
+                    first = (CODE[before] * S + q) * m + j - arc.distance
+                    pairs.append((first, (CODE[kind] * S + s) * m + j))
+                    apart.append(length)
+    return np.array(pairs, dtype=np.int64), np.array(apart)

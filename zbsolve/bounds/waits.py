@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Stage
-from zbsolve.model.kinds import B, F, TaskKind, W
+from zbsolve.model.kinds import B, TaskKind, W
 from zbsolve.model.tolerances import proof_room
+
+
+def single_chain(instance: Instance) -> bool:
+    """Whether there is one chain of stages, and no device runs two tasks at once: no replicas, no pairs."""
+    return not instance.has_pairs and instance.replicas == 1
 
 
 def back(stage: Stage) -> float:
@@ -53,6 +57,13 @@ class Lag(NamedTuple):
     distance: int
     value: float
     to_end: bool = False
+
+
+class LagAnswer(NamedTuple):
+    """A proven lag, and whether some schedule of the few micro-batches has no longer one."""
+
+    lag: Lag
+    exact: bool
 
 
 class LeastTime(NamedTuple):
@@ -126,16 +137,6 @@ def memory_waits(instance: Instance) -> Iterator[MemoryWait]:
 def _least_over(free: float, each: float, most: int) -> int:
     """The least number from 1 on of ``each`` that is more than ``free``; at most ``most`` + 1."""
     return int(min(most, max(0.0, free) / each)) + 1
-
-
-def memory_precedences(instance: Instance) -> Iterator[tuple[Task, Task]]:
-    """Every pair (before, after) of tasks that :func:`memory_waits` orders, for models task by task.
-
-    Where the stage of the first can fuse, its B stands for BW, too.
-    """
-    for waiting, kind, stage, distance in memory_waits(instance):
-        for j in range(distance, instance.num_microbatches):
-            yield Task(kind, stage, j - distance), Task(F, waiting, j)
 
 
 def backward_adds(stage: Stage) -> float:

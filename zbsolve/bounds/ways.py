@@ -40,3 +40,21 @@ def round_trip(instance: Instance, a: int, b: int) -> float:
             out += hop + following.t_f
             home += hop + back(following)
     return max(ways)
+
+
+# --- with several replicas, each a chain -------------------------------------------------------
+
+
+def least_way_out(instance: Instance, s: int) -> float:
+    """Least time before any F of a stage."""
+    first = s - s % instance.chain
+    return sum(instance.stages[q].t_f + instance.hop(q) for q in range(first, s))
+
+
+def least_way_home(instance: Instance, s: int) -> float:
+    """Least time after any input gradient of a stage."""
+    first = s - s % instance.chain
+    way = sum(back(instance.stages[q]) + instance.hop(q) for q in range(first, s))
+    stage = instance.stages[first]
+    # The first stage's W or the rest of its fused backward comes last.
+    return way + max(0.0, stage.min_backward - back(stage))

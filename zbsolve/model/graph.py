@@ -6,10 +6,10 @@ hop between different devices. How long an F&B pair takes is in
 :meth:`zbsolve.model.instance.Instance.pair_duration`, when links are free in
 :class:`zbsolve.model.simulator.Links`.
 
-Not everything reads these rules from here: the loops in machine code (:mod:`zbsolve.search.list_scheduler`
-and the searches), the longest paths (:mod:`zbsolve.bounds.windows`, :mod:`zbsolve.bounds.refutation`) and
-CP-SAT's models state them anew in their own terms, and the judge (:mod:`zbsolve.model.judge`) does so on
-purpose.
+What holds beyond that in every schedule worth looking at (micro-batches in order, what memory forces) joins
+these dependencies in :mod:`zbsolve.bounds.arcs`. Two places state them anew: the loops in machine code
+(:mod:`zbsolve.search.list_scheduler` and the searches) in their own terms, and the judge
+(:mod:`zbsolve.model.judge`) on purpose.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ from zbsolve import __version__
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import is_linear, orders_for
 from zbsolve.baselines.greedy import greedy_candidates
+from zbsolve.bounds.argument import Known
 from zbsolve.bounds.bound import Bound
-from zbsolve.bounds.catalogue import best_bound, window_bounds
+from zbsolve.bounds.catalogue import best_bound, bounds_from, bounds_from_lags, highest
 from zbsolve.bounds.refutation import Refutation, refuted_bounds, shaved_bounds
-from zbsolve.bounds.waits import Lag, room
+from zbsolve.bounds.waits import room
 from zbsolve.budget import Budget, collector_paused
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
 from zbsolve.formulations.common import FormulationResult, Status
@@ -163,7 +164,6 @@ class _Search:
     schedule: Schedule | None = None
     found_by: str = ""
     bound: Bound = field(default_factory=lambda: Bound(0.0, "none", "nothing proven"))
-    lags: tuple[Lag, ...] = ()  # proven of the instance
     refutation: Refutation | None = None
     annealing_given: float | None = None  # what annealing and the exact model have together
     history: list[Progress] = field(default_factory=list)
@@ -175,6 +175,7 @@ class _Search:
     def __post_init__(self) -> None:
         make = Budget.counted if self.deterministic else Budget
         self.budget = make(self.time_limit)
+        self.known = Known(self.instance, self.objective)
         self._offer_estimate = OFFER_SECONDS_A_TASK[self.objective] * self.instance.num_tasks
         self.offer_seconds = self._offer_estimate
         self._offered = self.budget.part(0.0)  # over when the next offer of a running search is due
@@ -470,7 +471,7 @@ def _construct(search: _Search) -> None:
 def _bound(search: _Search) -> None:
     """The combinatorial bounds, the cheap ones alone where time is short."""
     enough = search.budget.part(BOUNDS_SHARE * search.time_limit).over
-    search.prove(best_bound(search.instance, search.objective, enough))
+    search.prove(highest(bounds_from(search.known.limited(enough))))
 
 
 def _constructions(search: _Search) -> Iterator[tuple[str, Orders]]:
@@ -795,8 +796,8 @@ def _prove_lags(search: _Search) -> None:
         )
         share.charge(limit)
         if answer is not None:
-            search.lags += (answer.lag,)
-            for bound in window_bounds(instance, search.objective, search.lags):
+            search.known = search.known.with_lags((*search.known.lags, answer.lag))
+            for bound in bounds_from_lags(search.known):
                 search.prove(bound)
 
 
@@ -909,7 +910,7 @@ def _refute(search: _Search) -> None:
     """The highest cost that the devices' orders refute (:mod:`zbsolve.bounds.refutation`)."""
     if search.time_limit < COMPILE_FROM_SECONDS:
         return
-    search.refutation = Refutation(search.instance, search.objective, lags=search.lags)
+    search.refutation = Refutation.of(search.known)
     _limit_refutation(search, REFUTATION_SHARE * search.left)
     search.prove_until_done(refuted_bounds(search.refutation, search.bound.value, search.cost))
 

@@ -1,9 +1,9 @@
 """Re-deriving a plan's lower bound from the plan file alone.
 
-The combinatorial bounds are functions of the instance, so a stated bound is either confirmed here or refuted.
+Every argument of :mod:`zbsolve.bounds.catalogue` that applies to the instance is gone through anew, with the
+evidence that the plan names where it needs some; a stated bound is either confirmed by it or refuted.
 Lags, facts about few micro-batches that an exact model proved, are proven anew by CP-SAT before they count.
-Costs that the devices' orders refuted (:mod:`zbsolve.bounds.refutation`) are refuted anew.
-A bound that an exact model proved ("cpsat model") is confirmed only where a combinatorial one reaches it:
+A bound that an exact model proved ("cpsat model") is confirmed only where an argument reaches it:
 otherwise it rests on the word of the solver named, and that is said. A plan that costs less than what is
 derived here breaks a rule, whatever it states. Whether the stated bound is above the plan's own cost is
 :func:`zbsolve.plan.check.check_plan`'s question.
@@ -11,16 +11,16 @@ derived here breaks a rule, whatever it states. Whether the stated bound is abov
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
+from zbsolve.bounds.argument import Evidence, Known, reach
+from zbsolve.bounds.arguments.proven_lags import RefutedLagError, prove_again
 from zbsolve.bounds.bound import Bound
-from zbsolve.bounds.catalogue import all_bounds, window_bounds
-from zbsolve.bounds.refutation import DEVICE_ORDERS, LEAST_MOVE, Refutation
-from zbsolve.bounds.waits import Lag, LeastTime
+from zbsolve.bounds.catalogue import ARGUMENTS, bounds_from, highest
+from zbsolve.bounds.waits import Lag, LagAnswer, LeastTime
+from zbsolve.model.instance import Instance
 from zbsolve.model.judge import Violation
 from zbsolve.model.kinds import TaskKind
-from zbsolve.model.options import is_extended
 from zbsolve.model.serial import serial_orders
 from zbsolve.model.tolerances import OPTIMAL_GAP, time_tolerance
 from zbsolve.plan.plan import Plan
@@ -28,10 +28,6 @@ from zbsolve.plan.plan import Plan
 # Proving one lag anew takes a second or two where the solver proved it within its own limit.
 SECONDS_FOR_LAGS = 60.0
 SECONDS_FOR_REFUTATION = 60.0
-# Methods whose bound must come out again; an instance may have more (all_bounds), never fewer.
-COMBINATORIAL = frozenset(
-    ("two windows", "one machine", "memory area", "last forward", "work and way", "unpaired windows")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +53,18 @@ class Reverification:
 
 
 def reverify(plan: Plan) -> Reverification:
-    """Compute the combinatorial bounds of the plan's instance and judge the stated one by them.
+    """Go through every argument for the plan's instance anew and judge the stated bound by them.
 
     The instance must be able to hold one micro-batch on each device: any plan whose schedule
     :func:`zbsolve.model.judge.check` accepts.
     """
-    bounds = list(all_bounds(plan.instance, plan.objective))
+    known = Known(plan.instance, plan.objective)
+    try:
+        derived, gone_through = _again(plan, known)
+    except RefutedLagError as error:
+        return _refuted(highest(bounds_from(known)), str(error))
     method, unit = plan.bound_proof.method, plan.instance.time_unit
     stated = plan.lower_bound
-    lags: tuple[Lag, ...] = ()
-    all_proven = False
-    stands = False  # the method was gone through in full, and does not give the bound
-    if is_extended(plan.instance):
-        stands = method == DEVICE_ORDERS or bool(plan.bound_proof.lags)  # neither is proven of these
-    else:
-        try:
-            lags, all_proven = _proven_again(plan)
-        except _RefutedLagError as error:
-            return _refuted(max(bounds, key=lambda bound: bound.value), str(error))
-    if lags:
-        bounds += window_bounds(plan.instance, plan.objective, lags)
-    if method == DEVICE_ORDERS and all_proven:
-        anew, stands = _refute_again(plan, lags)
-        if anew is not None:
-            bounds.append(anew)
-    derived = max(bounds, key=lambda bound: bound.value)
     cost = plan.schedule().cost(plan.objective)
     if derived.value > cost + time_tolerance(cost):
         return _refuted(
@@ -89,19 +72,18 @@ def reverify(plan: Plan) -> Reverification:
             f"the programs give a {plan.objective} of {cost:.9g}, below {derived.value:.9g} {unit}, which no "
             f"schedule of this instance is below ({derived.method}): their times cannot be kept",
         )
-    reach = _reach(derived.value)
     proven = plan.bound_proof.value
-    if proven is not None and stated > _reach(proven):
+    if proven is not None and stated > reach(proven):
         return _refuted(
             derived, f"lower_bound is stated as {stated:.9g}, its own proof gives {proven:.9g} {unit}"
         )
-    if stated <= reach:
+    if stated <= reach(derived.value):
         place = "" if derived.device is None else f", device {derived.device}"
         higher = "" if stated >= derived.value * (1 - OPTIMAL_GAP) else f" gives {derived.value:.9g}"
         return Reverification(
             True, derived, f"bound re-verified: {stated:.9g} {unit} ({derived.method}{place}{higher})"
         )
-    if method in COMBINATORIAL or stands or (all_proven and any(bound.method == method for bound in bounds)):
+    if gone_through:
         return _refuted(
             derived,
             f"lower_bound is stated as {stated:.9g} by {method}, which this instance does not give: "
@@ -115,92 +97,43 @@ def reverify(plan: Plan) -> Reverification:
     )
 
 
-def _refute_again(plan: Plan, lags: tuple[Lag, ...]) -> tuple[Bound | None, bool]:
-    """The stated bound if it is refuted anew as a cost, and whether it certainly cannot be."""
-    until = time.monotonic() + SECONDS_FOR_REFUTATION
-    refutation = Refutation(plan.instance, plan.objective, lags=lags, enough=lambda: time.monotonic() > until)
-    cost = plan.lower_bound - 0.5 * OPTIMAL_GAP * abs(plan.lower_bound)  # well within _reach
-    steps = [
-        LeastTime(TaskKind(t.kind), t.stage, t.microbatch, t.value, t.after) for t in plan.bound_proof.shaved
-    ]
-    S, m = plan.instance.num_stages, plan.instance.num_microbatches
-    if any(step.stage >= S or step.microbatch >= m for step in steps):
-        return None, True
-    # The solver came to it from other costs and followed other moves: all of them, before a plan is accused.
-    for least_move in (LEAST_MOVE, 0.0):
-        outcome = _replay(refutation, steps, cost, least_move)
-        if outcome is not False:
-            break
-    return refutation.bound(cost) if outcome else None, outcome is False and refutation.complete
-
-
-def _replay(refutation: Refutation, steps: list[LeastTime], cost: float, least_move: float) -> bool | None:
-    """Whether the cost is refuted, each step shown anew before it counts; None when time is up.
-
-    False as soon as a step is not shown. What was learnt until then is dropped.
-    """
-    start = refutation.known()
-    outcome = refutation.refutes(cost, least_move)
-    for step in steps:
-        if outcome is not False:
-            break
-        shown = refutation.shows(step, cost, least_move=least_move)
-        if not shown:
-            outcome = shown
-            break
-        outcome = refutation.take(step, cost, least_move)
-    if outcome is False:
-        refutation.restore(start)
-    return outcome
-
-
-def _proven_again(plan: Plan) -> tuple[tuple[Lag, ...], bool]:
-    """The lags that the proof names as far as they are proven anew, and whether all of them are.
+def _again(plan: Plan, known: Known) -> tuple[Bound, bool]:
+    """The highest bound that is proven anew, and whether the stated method gives none above it for certain.
 
     Raises
     ------
-    _RefutedLagError
-        A lag names no such tasks, or some schedule of these micro-batches has a shorter one.
+    RefutedLagError
+        The proof names a lag that the instance does not have.
     """
-    stated = plan.bound_proof.lags
-    if not stated:
-        return (), True
+    proof = plan.bound_proof
+    lags = tuple(Lag(**lag.model_dump()) for lag in proof.lags)
+    shaved = tuple(LeastTime(TaskKind(t.kind), t.stage, t.microbatch, t.value, t.after) for t in proof.shaved)
+    applying = [argument for argument in ARGUMENTS if argument.applies(plan.instance)]
+    without_use = bool(lags) and not any(argument.rests_on_lags for argument in applying)
+    confirmed = _proven_again(plan.instance, lags) if lags and not without_use else ()
+    all_proven = len(confirmed) == len(lags)
+    evidence = Evidence(proof.method, plan.lower_bound, lags, shaved, all_proven, SECONDS_FOR_REFUTATION)
+    known = known.with_lags(confirmed)
+    replays = {argument.name: argument.replay(known, evidence) for argument in applying}
+    derived = highest(bound for replay in replays.values() for bound in replay.bounds)
+    if proof.method in replays:
+        return derived, replays[proof.method].gone_through
+    # Of an instance that it does not apply to an argument proves nothing.
+    return derived, without_use or any(argument.name == proof.method for argument in ARGUMENTS)
+
+
+def _proven_again(instance: Instance, lags: tuple[Lag, ...]) -> tuple[Lag, ...]:
+    """:func:`zbsolve.bounds.arguments.proven_lags.prove_again` by CP-SAT, from the serial schedule on."""
     try:
         from zbsolve.formulations.cpsat_lags import prove_lag
     except ImportError:
-        return (), False  # no solver here: the bound stays unconfirmed
-    instance, until = plan.instance, time.monotonic() + SECONDS_FOR_LAGS
-    confirmed: list[Lag] = []
-    for lag in stated:
-        where = f"bound_proof: lag of stage {lag.stage} over {lag.distance}"
-        number = lag.distance + (0 if lag.to_end else 1)
-        if lag.stage >= instance.num_stages or number > instance.num_microbatches:
-            raise _RefutedLagError(f"{where}: the instance has no such tasks")
-        answer = prove_lag(
-            instance,
-            lag.stage,
-            lag.distance,
-            serial_orders(instance),
-            to_end=lag.to_end,
-            time_limit=max(0.1, until - time.monotonic()),
-        )
-        reached = answer is not None and lag.value <= _reach(answer.lag.value)
-        if answer is not None and answer.exact and not reached:
-            raise _RefutedLagError(
-                f"{where}: is stated as {lag.value:.9g}, the least is {answer.lag.value:.9g}"
-            )
-        if answer is not None and reached:
-            confirmed.append(answer.lag._replace(value=min(lag.value, answer.lag.value)))
-    return tuple(confirmed), len(confirmed) == len(stated)
+        return ()  # no solver here: the bound stays unconfirmed
 
+    def prover(instance: Instance, lag: Lag, seconds: float) -> LagAnswer | None:
+        serial = serial_orders(instance)
+        return prove_lag(instance, lag.stage, lag.distance, serial, to_end=lag.to_end, time_limit=seconds)
 
-class _RefutedLagError(Exception):
-    """A lag that the instance does not have, in words."""
-
-
-def _reach(value: float) -> float:
-    """The highest stated value that float64 rounding lets pass for ``value``."""
-    return value + OPTIMAL_GAP * abs(value)
+    return prove_again(instance, lags, prover, SECONDS_FOR_LAGS)
 
 
 def _refuted(derived: Bound, sentence: str) -> Reverification:

@@ -1,72 +1,32 @@
-"""Instances with recomputation, F&B pairs or several replicas: what to call them, and bounds that hold there.
-
-The exact models know none of these options, the bounds of :mod:`zbsolve.bounds.catalogue` only recomputation:
-none of them may be applied elsewhere. Those here hold whatever order R takes and whatever is paired.
-"""
+"""Unpaired windows: what runs before a device's first backward and after its last F is in no F&B pair."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zbsolve.bounds.waits import room
+from zbsolve.bounds.argument import Argument, Known
+from zbsolve.bounds.bound import Bound
+from zbsolve.bounds.waits import back, room, single_chain
+from zbsolve.bounds.ways import least_way_out
 from zbsolve.model.instance import Instance, Stage
 
 
-def work_bounds(instance: Instance, objective: str) -> Iterator[tuple[float, str, int | None]]:
-    """(value, statement, device) of each bound.
+class UnpairedWindows(Argument):
+    """See :func:`overlap_bounds`."""
 
-    *Span:* a device's window holds its work (:meth:`Instance.device_work`: each F in one pair at most, a pair
-    saving no more than its F's stage can).
+    name = "unpaired windows"
 
-    *Makespan:* before a device's first task, an F, lies the way from the model's beginning to the nearest of
-    its stages; a pair takes at least as long as either of its tasks, so ways count each task alone. All of
-    the work follows. All but the W's run before its last backward ends, and after that one lies the way home
-    from one of its stages. And each micro-batch goes there and back, on the last stage with its R between.
-    """
-    for device in range(instance.num_devices):
-        held = instance.stages_on(device)
-        work = instance.device_work(device)
-        if objective == "span":
-            yield work, f"device {device} has {work:g} of work", device
-            continue
-        head = min(least_way_out(instance, s) for s in held)
-        to_backward = instance.num_microbatches * sum(
-            stage.t_f + (stage.t_r or 0.0) + least_back(instance, s) - stage.pair_saving
-            for s, stage in ((s, instance.stages[s]) for s in held)
-        )
-        value = head + max(work, to_backward + min(least_way_home(instance, s) for s in held))
-        yield value, f"device {device} has {work:g} of work, and the way to it and home takes time", device
-    if objective == "makespan":
-        for last in range(instance.chain - 1, instance.num_stages, instance.chain):
-            stage = instance.stages[last]
-            value = least_way_out(instance, last) + stage.t_f + (stage.t_r or 0.0)
-            value += least_back(instance, last) + least_way_home(instance, last)
-            yield value, "one micro-batch needs this time there and back", None
+    def applies(self, instance: Instance) -> bool:
+        """Elsewhere others say more."""
+        return not single_chain(instance)
+
+    def bounds(self, known: Known) -> Iterator[Bound]:
+        """:func:`overlap_bounds`."""
+        return overlap_bounds(known.instance, known.objective)
 
 
-def least_back(instance: Instance, s: int) -> float:
-    """Least time from the start of a stage's backward to its input gradient."""
-    stage = instance.stages[s]
-    return stage.t_b if stage.t_bw is None else min(stage.t_b, stage.t_bw)
-
-
-def least_way_out(instance: Instance, s: int) -> float:
-    """Least time before any F of a stage."""
-    first = s - s % instance.chain
-    return sum(instance.stages[q].t_f + instance.hop(q) for q in range(first, s))
-
-
-def least_way_home(instance: Instance, s: int) -> float:
-    """Least time after any input gradient of a stage."""
-    first = s - s % instance.chain
-    way = sum(least_back(instance, q) + instance.hop(q) for q in range(first, s))
-    stage = instance.stages[first]
-    # The first stage's W or the rest of its fused backward comes last.
-    return way + max(0.0, stage.min_backward - least_back(instance, first))
-
-
-def overlap_bounds(instance: Instance, objective: str) -> Iterator[tuple[float, str, int]]:
-    """(value, statement, device): what runs before a device's first backward and after its last F runs alone.
+def overlap_bounds(instance: Instance, objective: str) -> Iterator[Bound]:
+    """What runs before a device's first backward and after its last F runs alone.
 
     *Savings.* F of s beside BW of q saves at most ``u(s)``, the lesser of s's own saving and the best of the
     device over its backwards' least times; likewise at most ``u(q)``. So the device's work is at least
@@ -115,8 +75,9 @@ def overlap_bounds(instance: Instance, objective: str) -> Iterator[tuple[float, 
         last = {a: home - _taken_last(stages, saved, home, free, m, a) for a in (0.0, 0.5, 1.0)}
         apart = max(first[share] + last[1.0 - share] for share in first)
         idle = max(first[1.0], last[1.0], min(apart, unpaired - base))
-        yield (
+        yield Bound(
             head + base + idle,
+            UnpairedWindows.name,
             f"device {device}: {base:g} of work where all is paired that may be, and {idle:g} more: nothing "
             "pairs before its first backward and after its last F",
             device,
@@ -134,7 +95,7 @@ def _way_from_first(instance: Instance, chain: list[int]) -> float:
     end = chain[-1] - chain[-1] % instance.chain + instance.chain - 1
     way = least_way_out(instance, end) - least_way_out(instance, chain[0])
     way += instance.stages[end].t_f + (instance.stages[end].t_r or 0.0)
-    return way + sum(least_back(instance, q) + instance.hop(q - 1) for q in range(chain[-1] + 1, end + 1))
+    return way + sum(back(instance.stages[q]) + instance.hop(q - 1) for q in range(chain[-1] + 1, end + 1))
 
 
 def _way_after_last(instance: Instance, chain: list[int], objective: str) -> float:
@@ -143,9 +104,9 @@ def _way_after_last(instance: Instance, chain: list[int], objective: str) -> flo
     home = chain[0] if objective == "span" else chain[0] - chain[0] % instance.chain
     way = sum(instance.hop(q - 1) + instance.stages[q].t_f for q in range(chain[-1] + 1, end + 1))
     way += instance.stages[end].t_r or 0.0
-    way += sum(least_back(instance, q) for q in range(home, end + 1))
+    way += sum(back(instance.stages[q]) for q in range(home, end + 1))
     way += sum(instance.hop(q) for q in range(home, end))
-    return way + max(0.0, instance.stages[home].min_backward - least_back(instance, home))
+    return way + max(0.0, instance.stages[home].min_backward - back(instance.stages[home]))
 
 
 def _taken_first(

@@ -1,0 +1,1 @@
+"""The arguments that prove bounds, a file each; :mod:`zbsolve.bounds.catalogue` lists them."""
