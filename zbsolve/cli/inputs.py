@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, overload
 
 import typer
 
+from zbsolve import options
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -35,22 +36,6 @@ class Placement(StrEnum):
     linear = "linear"
     loop = "loop"
     v = "v"
-
-
-class Split(StrEnum):
-    """How a stage's backward is split into B and W."""
-
-    auto = "auto"
-    deferred = "deferred"
-    generic = "generic"
-
-
-class Backend(StrEnum):
-    """Transport between the processes."""
-
-    auto = "auto"
-    gloo = "gloo"
-    nccl = "nccl"
 
 
 class ExportFormat(StrEnum):
@@ -205,15 +190,7 @@ def placement_names(chosen: list[Placement] | None, *default: PlacementName) -> 
 
 def integers(text: str | None, option: str) -> tuple[int, ...] | None:
     """Whole numbers from 1, separated by commas; None where the option is not given."""
-    if text is None:
-        return None
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise InputError(f"{option} {text}: give whole numbers from 1, separated by commas, such as 3,3,2")
-    return values
+    return None if text is None else options.integers(text, option)
 
 
 InstanceArgument = Annotated[str, typer.Argument(metavar="I.json", help="Instance file or shipped name.")]
