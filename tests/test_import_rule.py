@@ -17,7 +17,7 @@ import zbsolve
 ROOT = Path(__file__).resolve().parent.parent
 SOLVERS = {"pulp", "ortools", "highspy"}
 # What the command line may load of the rest: modules that need nothing but the standard library themselves.
-PLAIN = ("zbsolve.errors", "zbsolve.options", "zbsolve.run_options")
+PLAIN = ("zbsolve.errors", "zbsolve.options", "zbsolve.run_options", "zbsolve.words")
 
 
 def sources(folder: str) -> list[Path]:

@@ -21,6 +21,7 @@ from zbsolve.cli.inputs import (
     load_instance,
     load_valid_plan,
 )
+from zbsolve.cli.names import shipped
 from zbsolve.cli.planning import print_plan
 from zbsolve.errors import InfeasibleError
 
@@ -72,7 +73,14 @@ def export_command(
 def import_command(
     file: Annotated[str, typer.Argument(metavar="x.csv", help="torch schedule CSV, lowered or not.")],
     instance: Annotated[
-        str, typer.Option("--instance", "-i", metavar="I.json", help="Instance that it is for.")
+        str,
+        typer.Option(
+            "--instance",
+            "-i",
+            metavar="I.json",
+            help="Instance that it is for.",
+            autocompletion=shipped("instance"),
+        ),
     ],
     objective: ObjectiveOption = Objective.makespan,
     memory_cap: CapOption = None,
