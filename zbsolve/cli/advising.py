@@ -91,7 +91,7 @@ def advise_command(
 
 def _solve(inputs: Inputs, advice: Advice, time_limit: float) -> JointResult:
     from zbsolve.partition.search import decide
-    from zbsolve.sweep.advise import problem_of
+    from zbsolve.sweep.ways import problem_of
 
     return decide(problem_of(inputs, advice.best), time_limit=time_limit)
 

@@ -93,7 +93,7 @@ def import_command(
     """
     from zbsolve.files.documents import read_text
     from zbsolve.model.simulator import simulate_for
-    from zbsolve.plan.torch_csv import import_torch_csv
+    from zbsolve.plan.torch_csv_reading import import_torch_csv
     from zbsolve.solver.portfolio import certify
 
     check_writable(output)
