@@ -11,7 +11,7 @@ from zbsolve.partition.splits import even_split
 from zbsolve.plan.check import check_plan
 from zbsolve.plan.plan import Plan
 from zbsolve.run_options import LayerOptions, ProfileOptions, RunOptions
-from zbsolve.runtime.execute import stages
+from zbsolve.runtime.execute.data import distinct_shapes
 from zbsolve.runtime.measure import profiler
 from zbsolve.runtime.measure.layer_profiler import profile_layers
 from zbsolve.runtime.models import pipeline_model as models
@@ -81,7 +81,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
         ],
     )
     steps = range(1 + options.warmup + options.repeats)
-    unlike = stages.distinct_shapes(model, steps, options.num_microbatches, options.seed) > 1
+    unlike = distinct_shapes(model, steps, options.num_microbatches, options.seed) > 1
     if unlike and progress is not None:
         progress(
             "micro-batches are of unlike shapes: each is measured, and one time a stage, the mean over a "

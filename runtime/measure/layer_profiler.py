@@ -32,7 +32,7 @@ from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.run_options import LayerOptions
 from zbsolve.runtime.backward.refusals import refuse_graph, refuse_unsupported
 from zbsolve.runtime.backward.split import SplitStage
-from zbsolve.runtime.execute.stages import distinct_shapes, move, step_data
+from zbsolve.runtime.execute.data import distinct_shapes, move, step_data
 from zbsolve.runtime.execute.transients import measure_rise, watch_of
 from zbsolve.runtime.measure.profiler import peaks
 from zbsolve.runtime.models.load import load_model
