@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import replace
 
-from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.errors import InfeasibleError
 from zbsolve.model.instance import Instance, ModelCut, make_instance, place
 from zbsolve.partition.splits import even_split
 from zbsolve.plan.check import check_plan
 from zbsolve.plan.plan import Plan
-from zbsolve.runtime.execute import stages
+from zbsolve.run_options import LayerOptions, ProfileOptions, RunOptions
+from zbsolve.runtime.execute.data import distinct_shapes
 from zbsolve.runtime.measure import profiler
-from zbsolve.runtime.measure.layer_profiler import LayerOptions, profile_layers
+from zbsolve.runtime.measure.layer_profiler import profile_layers
 from zbsolve.runtime.models import pipeline_model as models
 from zbsolve.runtime.models.load import load_model
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.launch import launch
-from zbsolve.runtime.ranks.options import Job, RunOptions, require_positive
 from zbsolve.runtime.ranks.outcome import Outcome, time_unit
 from zbsolve.trace.trace import Trace
 
@@ -35,25 +35,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class ProfileOptions:
-    """How to profile. ``model`` is ``gpt`` or ``package.module:factory``; ``repeats`` counts timed steps."""
-
-    model: str = "gpt"
-    num_devices: int = 2
-    num_microbatches: int = 8
-    placement: str = "linear"
-    chunks: int | None = None
-    layers_per_stage: tuple[int, ...] | None = None
-    repeats: int = 7
-    warmup: int = 3
-    threads: int = 1
-    split: Literal["auto", "deferred", "generic"] = "auto"
-    seed: int = 0
-    timeout: float = 120.0
-    green_contexts: bool = False
-
-
 def profile_model(options: ProfileOptions, progress: Progress | None = None) -> Instance:
     """Measure a model's pass times, memory and hop latency on this machine.
 
@@ -69,8 +50,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
     EnvironmentFailedError
         A rank failed.
     """
-    if options.placement not in ("linear", "loop", "v"):
-        raise InputError(f"placement is {options.placement!r}: give one of linear, loop, v")
+    options.check()
     run_options = RunOptions(
         model=options.model,
         steps=options.repeats,
@@ -83,12 +63,8 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
         optimizer="none",
         green_contexts=options.green_contexts,
     )
-    for name in ("num_devices", "num_microbatches", "repeats"):
-        require_positive(name, getattr(options, name))
-    run_options.check()
     model = load_model(options.model, options.seed)
-    placement = cast(Literal["linear", "loop", "v"], options.placement)
-    devices = place(options.num_devices, placement, options.chunks)
+    devices = place(options.num_devices, options.placement, options.chunks)
     layers = len(model.layers)
     split = models.check_split(
         options.layers_per_stage or even_split(layers, len(devices)), layers, len(devices)
@@ -105,7 +81,7 @@ def profile_model(options: ProfileOptions, progress: Progress | None = None) -> 
         ],
     )
     steps = range(1 + options.warmup + options.repeats)
-    unlike = stages.distinct_shapes(model, steps, options.num_microbatches, options.seed) > 1
+    unlike = distinct_shapes(model, steps, options.num_microbatches, options.seed) > 1
     if unlike and progress is not None:
         progress(
             "micro-batches are of unlike shapes: each is measured, and one time a stage, the mean over a "

@@ -22,13 +22,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from zbsolve.errors import EnvironmentFailedError, ZbsolveError
+from zbsolve.errors import EnvironmentFailedError, InputError, ZbsolveError
+from zbsolve.options import declarations, integers
 from zbsolve.plan.plan import load_plan
-from zbsolve.runtime.ranks.options import Job, RunOptions
+from zbsolve.run_options import RunOptions
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.outcome import Outcome
 from zbsolve.runtime.ranks.rank import Rank
 from zbsolve.runtime.status import Monitor, Status, announce_failure, connect_store, report_to
@@ -107,67 +110,47 @@ def _from_job(path: Path, rank: int, size: int) -> int:
     return 0
 
 
-def _from_torchrun(arguments: Sequence[str]) -> int:
-    """A rank under torchrun, or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+def _parser() -> argparse.ArgumentParser:
+    """The plan, every declared option, and where the trace goes."""
     parser = argparse.ArgumentParser(prog="python -m zbsolve.runtime.worker", allow_abbrev=False)
     parser.add_argument("plan", help="plan file, the same on every rank")
-    parser.add_argument("--model", default="", help="gpt, or package.module:factory (default: the plan's)")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--emulate", action="store_true")
-    parser.add_argument("--payload-mib", type=float, default=1.0)
-    parser.add_argument("--no-check-gradients", action="store_true")
-    parser.add_argument("--split", default="auto", choices=("auto", "deferred", "generic"))
-    parser.add_argument("--layers", default=None, help="layers per stage, such as 5,5")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=120.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", default="auto", choices=("auto", "gloo", "nccl"))
-    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd", "none"))
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--update", default="barrier", choices=("barrier", "post-validation"))
-    parser.add_argument("--clip", type=float, default=None, help="largest norm of all gradients")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--accumulate", type=int, default=1, help="steps per optimizer step")
-    parser.add_argument(
-        "--green-contexts", action="store_true", help="all devices on one GPU, cut into parts"
-    )
-    parser.add_argument("--async-weights", action="store_true", help="W's on a CUDA stream of their own")
-    parser.add_argument("--data-parallel", type=int, default=1, help="pipelines side by side")
-    parser.add_argument("--load", default=None, help="checkpoint folder to begin from")
-    parser.add_argument("--save", default=None, help="checkpoint folder to write at the end")
+    for name, option in declarations(RunOptions).items():
+        flag, said = option.words.rank_flag or option.flag, option.words.rank_help or None
+        if option.kind is bool:
+            turned = ("store_false", "--no-" + flag[2:]) if option.default else ("store_true", flag)
+            parser.add_argument(turned[1], dest=name, action=turned[0], help=said)
+            continue
+        metavar = None if option.choices else flag[2:].replace("-", "_").upper()
+        kind = partial(_integers, flag) if option.kind is tuple else option.kind
+        parser.add_argument(
+            flag,
+            dest=name,
+            type=kind,
+            default=option.default,
+            choices=option.choices or None,
+            metavar=metavar,
+            help=said,
+        )
     parser.add_argument("--trace-out", default=None, help="where rank 0 writes the trace")
+    return parser
+
+
+def _integers(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return integers(text, flag)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _from_torchrun(arguments: Sequence[str]) -> int:
+    """A rank under torchrun, or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    parser = _parser()
     given = parser.parse_args(arguments)
     missing = [n for n in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         parser.error(f"{missing[0]} is not set: start this under torchrun, or use `zbsolve run`")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    layers = None if given.layers is None else tuple(int(n) for n in given.layers.split(","))
-    options = RunOptions(
-        model=given.model,
-        steps=given.steps,
-        warmup=given.warmup,
-        emulate=given.emulate,
-        payload_mib=given.payload_mib,
-        check_gradients=not given.no_check_gradients,
-        split=given.split,
-        layers_per_stage=layers,
-        threads=given.threads,
-        timeout=given.timeout,
-        seed=given.seed,
-        backend=given.backend,
-        optimizer=given.optimizer,
-        learning_rate=given.learning_rate,
-        update=given.update,
-        clip=given.clip,
-        precision=given.precision,
-        accumulate=given.accumulate,
-        async_weights=given.async_weights,
-        green_contexts=given.green_contexts,
-        data_parallel=given.data_parallel,
-        load=given.load,
-        save=given.save,
-    )
+    options = RunOptions(**{name: getattr(given, name) for name in declarations(RunOptions)})
     try:
         options, notes = options.for_instance(load_plan(given.plan).instance)
         options.check()
@@ -176,7 +159,7 @@ def _from_torchrun(arguments: Sequence[str]) -> int:
     for note in notes if rank == 0 else ():
         logger.warning(note)
     job = Job(options, (given.plan,))
-    connect = _torchrun_store(rank, given.timeout)
+    connect = _torchrun_store(rank, options.timeout)
     outcomes = _run_guarded(job, rank, size, connect, Status(), report_to(None))
     for outcome in outcomes:
         if given.trace_out is not None:

@@ -16,8 +16,9 @@ from zbsolve.partition.layers import Layer, LayerProfile
 from zbsolve.plan.check import check_plan
 from zbsolve.plan.plan import load_plan
 from zbsolve.report.advice_text import candidate_table, summary_lines
-from zbsolve.sweep.advise import Advice, Candidate, advise
+from zbsolve.sweep.advise import Advice, advise
 from zbsolve.sweep.grid import Config, Inputs, Outcome
+from zbsolve.sweep.ways import Candidate
 from zbsolve.words import percent
 
 

@@ -23,14 +23,9 @@ from zbsolve.benchmark.known import (
     shipped_path,
 )
 from zbsolve.benchmark.random_instances import random_instance
-from zbsolve.benchmark.run import (
-    Case,
-    Row,
-    make_cases,
-    run_cases,
-    run_plain,
-    summarise,
-)
+from zbsolve.benchmark.rows import Row, summarise
+from zbsolve.benchmark.run import run_cases, run_plain
+from zbsolve.benchmark.suites import SUITES, Case, make_cases
 from zbsolve.bounds.catalogue import ARGUMENTS, best_bound
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance, equal_stages
@@ -285,7 +280,7 @@ def test_contradictions_name_both_sides(cost: float, bound: float, says: str) ->
 
 def test_suites() -> None:
     """24 cells, 9 of V, 12 unequal, 60 random and 6 large, twice each; numbers are sorted as numbers."""
-    sizes = {suite: len(make_cases(suite)) for suite in (*zbsolve.benchmark.run.SUITES, "all")}
+    sizes = {suite: len(make_cases(suite)) for suite in (*SUITES, "all")}
     assert sizes == {
         "published": 48,
         "published-v": 18,

@@ -14,7 +14,7 @@ from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import orders_for
 from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.benchmark.known import load_known, shipped_path
-from zbsolve.benchmark.run import OBJECTIVES, make_cases
+from zbsolve.benchmark.suites import OBJECTIVES, make_cases
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.model.instance import Instance, equal_stages
 from zbsolve.model.judge import check

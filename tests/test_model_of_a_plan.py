@@ -125,7 +125,7 @@ def test_a_partition_carries_the_model_where_the_split_is_all_that_changes(tmp_p
 def test_a_run_takes_what_is_left_open_from_the_plan() -> None:
     """Nothing given: the plan's model, split and cut, without a word. Each other thing given has its line."""
     pytest.importorskip("torch")
-    from zbsolve.runtime.ranks.options import RunOptions
+    from zbsolve.run_options import RunOptions
 
     def line(instance: Instance, **given: object) -> tuple[RunOptions, str]:
         options, notes = RunOptions(**given).for_instance(instance)  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from zbsolve.model.kinds import BW, B, F, R, W
 from zbsolve.model.recompute import unfold
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.simulator import simulate
-from zbsolve.plan.torch_csv import export_torch_csv, import_torch_csv
+from zbsolve.plan.torch_csv import export_torch_csv
+from zbsolve.plan.torch_csv_reading import import_torch_csv
 
 # 1F1B of p = 2, m = 2 with split backward: rank 0 warms up with one more F.
 TEXT = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"

@@ -1,19 +1,15 @@
-"""A device's real layers behind the executor's interface, and what all ranks agree on before step 1.
+"""A device's real layers behind the executor's interface.
 
-Before the first step one micro-batch of every distinct shape walks through all stages once. That tells
-every rank what each boundary carries: how many tensors, their sizes and types, and which of them get
-a gradient. A boundary without any gradient (everything before it is frozen) carries nothing backward:
-the plan's messages stay in the program, empty on both sides. Side effects of that walk on buffers and
-random state are undone, and what it shows about a stage's layers (:mod:`zbsolve.runtime.backward.traits`) is
-heeded.
+It brings together what a step needs of many modules, hence its many imports: the layers' split backward, what
+was agreed on before step 1 (:mod:`zbsolve.runtime.execute.agreement`), copies of weights, and the accounts of
+memory.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,23 +26,19 @@ from zbsolve.runtime.backward.deferred import CHANGED
 from zbsolve.runtime.backward.refusals import refuse_unsupported
 from zbsolve.runtime.backward.split import Mechanism, SplitStage
 from zbsolve.runtime.backward.sums import unique
-from zbsolve.runtime.backward.traits import StageTraits
-from zbsolve.runtime.execute.boundary import Boundary, memory_of
+from zbsolve.runtime.execute.agreement import Agreement
+from zbsolve.runtime.execute.boundary import Boundary
 from zbsolve.runtime.execute.copies import Copies, Tie, find_ties
+from zbsolve.runtime.execute.data import move, signature_of, step_data
 from zbsolve.runtime.execute.ledger import MemoryLedger, Noted
 from zbsolve.runtime.execute.transients import measure_rise, watch_of
-from zbsolve.runtime.execute.transport import Shape, solid_of, wire_of
-from zbsolve.runtime.execute.walk import Walk, Walked
+from zbsolve.runtime.execute.transport import Shape
 from zbsolve.runtime.models.pipeline_model import MicroBatch, PipelineModel, StageLayers, stage_ranges
-from zbsolve.runtime.randomness import data_seed, set_seed, step_seed
+from zbsolve.runtime.randomness import step_seed
 from zbsolve.runtime.status import Status
-from zbsolve.runtime.values import flatten, unflatten
+from zbsolve.runtime.values import flatten
 
 logger = logging.getLogger(__name__)
-
-_WEIGHT_TOLERANCE = 1e-6
-# Micro-batches are made on the CPU.
-_DATA_DEVICE = torch.device("cpu")
 
 
 def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) -> tuple[Tie, ...]:
@@ -62,36 +54,6 @@ def check_model(model: PipelineModel, instance: Instance, split: Sequence[int]) 
     for index in range(len(model.layers)):
         refuse_unsupported(model.layers[index], f"layer {index}")
     return find_ties(model, split, instance)
-
-
-def step_data(model: PipelineModel, step: int, count: int, seed: int) -> list[MicroBatch]:
-    """A step's micro-batches, checked: the right number, and weights that make their sum a mean.
-
-    All global generators are seeded first, so that random data are a function of the step.
-    """
-    set_seed(data_seed(seed, step), _DATA_DEVICE, host=True)
-    batches = list(model.microbatches(step, count))
-    if len(batches) != count:
-        raise InputError(f"microbatches({step}, {count}) returned {len(batches)}: return {count}")
-    total = sum(batch.weight for batch in batches)
-    if not abs(total - 1) <= _WEIGHT_TOLERANCE:
-        raise InputError(
-            f"the weights of step {step}'s micro-batches sum to {total:g}: weight each by its share of "
-            "the rows, so that they sum to 1"
-        )
-    return batches
-
-
-def data_digest(batches: Sequence[MicroBatch]) -> str:
-    """Equal for the same data."""
-    digest = hashlib.blake2b(digest_size=16)
-    for batch in batches:
-        for value, name in ((batch.inputs, "inputs"), (batch.targets, "targets")):
-            tensors, spec = flatten(value, f"microbatches(): {name}")
-            digest.update(repr((spec.nesting, spec.leaves, _shapes(tensors), batch.weight)).encode())
-            for tensor in tensors:
-                digest.update(solid_of(tensor.detach()).cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 class RealStages:
@@ -175,120 +137,14 @@ class RealStages:
     # --- before step 1 --------------------------------------------------------------------------
 
     def agree(self, store: Store, steps: int, status: Status) -> None:
-        """Walk one micro-batch of every distinct shape through all stages and share what it showed.
+        """Learn from one micro-batch of every distinct shape what boundaries carry and how stages behave.
 
         Raises
         ------
         InputError
             Data that change from call to call or from rank to rank, or a stage that is refused.
         """
-        self._compare_data(store)
-        for step in range(steps):
-            for batch in step_data(self.model, step, self.total_microbatches, self.seed):
-                signature = signature_of(batch)
-                if signature not in self._boundaries:
-                    number = len(self._boundaries)
-                    self._boundaries[signature] = {}
-                    self._walk(store, number, signature, batch, status)
-        # Replicas of a stage, here or on another device, behave as the first one.
-        for number in range(len(self._boundaries)):
-            for s, split in self.stages.items():
-                split.heed(StageTraits.from_text(store.get(f"traits/{number}/{s % self.chain}").decode()))
-
-    def _compare_data(self, store: Store) -> None:
-        first, again = (
-            data_digest(step_data(self.model, 0, self.total_microbatches, self.seed)) for _ in range(2)
-        )
-        if first != again:
-            raise InputError(
-                "microbatches(0, ...) returned other data when it was called again: make them a function of "
-                "the step, which may be asked for more than once"
-            )
-        store.set(f"data/{self.device_index}", first)
-        if store.get("data/0").decode() != first:
-            raise InputError(
-                f"microbatches(0, ...) returns other data on device {self.device_index} than on device 0: "
-                "make them a function of the step alone"
-            )
-
-    def _walk(self, store: Store, number: int, signature: str, batch: MicroBatch, status: Status) -> None:
-        found = self._boundaries[signature]
-        tensors, spec = flatten(batch.inputs, "microbatches(): inputs")
-        found[0] = Boundary(spec, _shapes(tensors), (False,) * len(tensors), memory_of(tensors))
-        carried = [t.to(self.device) for t in tensors]
-        for s in range(self.chain):
-            here = self.instance.stages[s].device == self.device_index
-            status.set("setup", -1, s, -1)
-            if here and s > 0 and self.instance.stages[s - 1].device != self.device_index:
-                carried = self._blocking(s, found[s].shapes, self.instance.stages[s - 1].device, None)
-            key = f"boundary/{number}/{s + 1}"
-            if here:
-                walked = self._try_stage(s, found[s], carried, batch)
-                store.set(f"traits/{number}/{s}", walked.traits.to_text())
-                store.set(key, walked.boundary.to_text(f"the output of {self._called(s)}"))
-                carried = walked.outputs
-            if s + 1 < self.chain:
-                found[s + 1] = Boundary.from_text(store.get(key).decode())
-                target = self.instance.stages[s + 1].device
-                if here and target != self.device_index:
-                    self._blocking(s + 1, found[s + 1].shapes, target, carried)
-
-    def _called(self, s: int) -> str:
-        """A stage, for messages."""
-        return f"stage {s} ({self.instance.stages[s].name or 'unnamed'})"
-
-    def _blocking(
-        self, stage: int, shapes: Sequence[Shape], peer: int, tensors: list[torch.Tensor] | None
-    ) -> list[torch.Tensor]:
-        """Send (or receive, without tensors) what goes into a stage; only one such transfer is under way."""
-        if tensors is None:
-            received = [torch.empty(s.size, dtype=s.dtype, device=self.device) for s in shapes]
-            for tensor in received:
-                dist.recv(wire_of(tensor), group=self.pipeline, group_src=peer)
-            return received
-        for tensor in tensors:
-            dist.send(wire_of(solid_of(tensor)), group=self.pipeline, group_dst=peer)
-        return tensors
-
-    def _try_stage(self, s: int, boundary: Boundary, inputs: list[torch.Tensor], batch: MicroBatch) -> Walked:
-        finish: Callable[[Any], torch.Tensor] | None = None
-        if s + 1 == self.chain:
-
-            def finish(value: Any) -> torch.Tensor:
-                # Copies: the walk changes nobody's data.
-                tensors, spec = flatten(batch.targets, "microbatches(): targets")
-                targets = unflatten([t.to(self.device, copy=True) for t in tensors], spec)
-                return self.model.loss(value, targets)
-
-        walked = Walk(self.stages[s], self._called(s), self.seed, boundary, inputs, finish).run()
-        if walked.traits.changes_buffers:
-            self._refuse_diverging(s, walked.traits.changes_buffers)
-        if walked.traits.once:
-            logger.warning(
-                "%s: its backward cannot be split by running parts of it again (%s): it runs once, in B, and "
-                "weight gradients wait for W",
-                self._called(s),
-                walked.traits.once,
-            )
-        return walked
-
-    def _refuse_diverging(self, s: int, changed: Sequence[str]) -> None:
-        """Refuse a buffer of several stages, or of several pipelines, that a forward changes.
-
-        Stages and pipelines run side by side: its contents would depend on their order, or differ.
-        """
-        for name in changed:
-            label = self.shared_buffers.get(s, {}).get(name)
-            if label is not None:
-                raise InputError(
-                    f"stage {s} changes its buffer {name}, which is layer {label} of another stage, too: "
-                    "give each layer a buffer of its own, or put both into one stage"
-                )
-        if self.total_microbatches > self.instance.num_microbatches:
-            raise InputError(
-                f"stage {s} changes its buffer {changed[0]} in its forward, and each of the pipelines side "
-                "by side would have its own: run one pipeline, or leave running statistics out"
-            )
+        self._boundaries = Agreement(self, store, status).reach(steps)
 
     def check_order(self, program: Program) -> None:
         """Refuse forwards out of order on a stage whose buffers follow them.
@@ -538,32 +394,5 @@ class RealStages:
         return sum(split.all_held_bytes() for split in own)
 
 
-def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[Shape, ...]:
-    return tuple(Shape(tuple(t.shape), t.dtype) for t in tensors)
-
-
 def _has_shape(tensor: torch.Tensor, shape: Shape) -> bool:
     return tensor.shape == shape.size and tensor.dtype == shape.dtype
-
-
-def signature_of(batch: MicroBatch) -> str:
-    """Equal for micro-batches whose tensors have the same nesting, shapes and types.
-
-    Of constants among the inputs, which shapes may follow from, whole numbers and words count as well.
-    """
-    inputs, inputs_spec = flatten(batch.inputs, "microbatches(): inputs")
-    targets, targets_spec = flatten(batch.targets, "microbatches(): targets")
-    constants = [leaf.value for leaf in inputs_spec.leaves if leaf is not None]
-    discrete = [value for value in constants if not isinstance(value, float | complex)]
-    return repr((inputs_spec.nesting, discrete, _shapes(inputs), targets_spec.nesting, _shapes(targets)))
-
-
-def distinct_shapes(model: PipelineModel, steps: Iterable[int], count: int, seed: int) -> int:
-    """Of how many shapes the micro-batches of some steps are."""
-    return len({signature_of(batch) for step in steps for batch in step_data(model, step, count, seed)})
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """A nested value with its tensors on a device."""
-    tensors, spec = flatten(value, "targets")
-    return unflatten([t.to(device) for t in tensors], spec)

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -30,9 +29,10 @@ import torch
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.model.instance import ModelFactory
 from zbsolve.partition.layers import Layer, LayerProfile
+from zbsolve.run_options import LayerOptions
 from zbsolve.runtime.backward.refusals import refuse_graph, refuse_unsupported
-from zbsolve.runtime.backward.split import Mechanism, SplitStage
-from zbsolve.runtime.execute.stages import distinct_shapes, move, step_data
+from zbsolve.runtime.backward.split import SplitStage
+from zbsolve.runtime.execute.data import distinct_shapes, move, step_data
 from zbsolve.runtime.execute.transients import measure_rise, watch_of
 from zbsolve.runtime.measure.profiler import peaks
 from zbsolve.runtime.models.load import load_model
@@ -47,20 +47,6 @@ T = TypeVar("T")
 MIB = 2.0**20
 # A refusal of the model, told apart from a crash.
 _REFUSED = 2
-
-
-@dataclass(frozen=True)
-class LayerOptions:
-    """How to profile layers. ``num_microbatches`` is for the model's ``microbatches``: the first is used."""
-
-    model: str = "gpt"
-    num_microbatches: int = 8
-    repeats: int = 7
-    warmup: int = 3
-    threads: int = 1
-    split: Mechanism = "auto"
-    seed: int = 0
-    timeout: float = 600.0
 
 
 def profile_layers(options: LayerOptions, progress: Callable[[str], None] | None = None) -> LayerProfile:
@@ -83,7 +69,7 @@ def profile_layers(options: LayerOptions, progress: Callable[[str], None] | None
             raise InputError(f"{field} is {getattr(options, field)}: give at least 1")
     with tempfile.TemporaryDirectory(prefix="zbsolve-layers-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps(asdict(options)), encoding="utf-8")
+        (folder / "job.json").write_text(json.dumps(options.to_json()), encoding="utf-8")
         environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": str(options.threads)}
         environment["PYTHONPATH"] = os.pathsep.join([entry for entry in sys.path if entry] + [os.getcwd()])
         command = [sys.executable, "-m", "zbsolve.runtime.measure.layer_profiler", str(folder)]
@@ -291,7 +277,7 @@ def _held(
 def main(folder: Path) -> int:
     """Process entry: job.json in, profile.json or refusal out."""
     data = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    options = LayerOptions(**data)
+    options = LayerOptions.from_json(data)
 
     def note(text: str) -> None:
         (folder / "place").write_text(text, encoding="utf-8")

@@ -33,8 +33,9 @@ from zbsolve.plan.lowering import lower
 from zbsolve.plan.torch_csv import export_torch_csv
 from zbsolve.runtime.backward.split import Mechanism
 from zbsolve.runtime.execute.boundary import Boundary
+from zbsolve.runtime.execute.data import data_digest, step_data
 from zbsolve.runtime.execute.executor import Executor
-from zbsolve.runtime.execute.stages import RealStages, data_digest, step_data
+from zbsolve.runtime.execute.stages import RealStages
 from zbsolve.runtime.execute.transport import Shape, Transport
 from zbsolve.runtime.models.pipeline_model import MicroBatch
 from zbsolve.runtime.status import Status

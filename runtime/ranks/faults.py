@@ -8,38 +8,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from zbsolve.run_options import Fault
 from zbsolve.runtime.execute.transport import Transport
-
-Kind = Literal["raise", "kill", "stall"]
 
 
 class InjectedError(RuntimeError):
     """What a rank raises when it is told to."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """``kind`` happens on the rank that runs this op of this step (counted from 0, warm-up included)."""
-
-    kind: Kind
-    op: str
-    stage: int
-    microbatch: int
-    step: int
-
-    def strike(self) -> None:
-        """Do it."""
-        if self.kind == "raise":
-            raise InjectedError("told to fail")
-        if self.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(3600)  # a stall: only the other ranks and the timeout can end it
+def strike(fault: Fault) -> None:
+    """Fail as told."""
+    if fault.kind == "raise":
+        raise InjectedError("told to fail")
+    if fault.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(3600)  # a stall: only the other ranks and the timeout can end it
 
 
 class FaultAt:
@@ -51,7 +38,7 @@ class FaultAt:
     def __call__(self, step: int, op: str, stage: int, microbatch: int) -> None:
         fault = self._due.get((step, op, stage, microbatch))
         if fault is not None:
-            fault.strike()
+            strike(fault)
 
 
 class SlowTransport(Transport):

@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.plan.plan import Plan
-from zbsolve.runtime.ranks.options import Job
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.outcome import Outcome
 from zbsolve.runtime.status import Place, announce_failure, read_place
 

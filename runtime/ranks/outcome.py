@@ -16,8 +16,8 @@ import torch
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance
 from zbsolve.plan.plan import Plan
+from zbsolve.run_options import RunOptions
 from zbsolve.runtime.execute.executor import OpRecord
-from zbsolve.runtime.ranks.options import RunOptions
 from zbsolve.runtime.training.gradients import TOLERANCE, Difference
 from zbsolve.trace.trace import Event, GradientCheck, Step, Trace, step_makespan
 

@@ -43,7 +43,7 @@ from zbsolve.runtime.execute.transport import Transport, join
 from zbsolve.runtime.models import pipeline_model as models
 from zbsolve.runtime.models.load import load_model
 from zbsolve.runtime.ranks.faults import FaultAt, SlowTransport
-from zbsolve.runtime.ranks.options import Job
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.outcome import Outcome, merge, time_unit
 from zbsolve.runtime.status import Status
 from zbsolve.runtime.training import checkpoint

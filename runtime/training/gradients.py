@@ -19,7 +19,8 @@ from zbsolve.model.kinds import GRADIENT_KINDS
 from zbsolve.plan.actions import Program
 from zbsolve.runtime.backward.split import autocasting
 from zbsolve.runtime.backward.sums import accumulate, unique
-from zbsolve.runtime.execute.stages import RealStages, move, step_data
+from zbsolve.runtime.execute.data import move, step_data
+from zbsolve.runtime.execute.stages import RealStages
 from zbsolve.runtime.models.pipeline_model import PipelineModel, StageLayers, stage_ranges
 from zbsolve.runtime.randomness import set_seed, step_seed
 from zbsolve.runtime.values import flatten, unflatten

@@ -23,7 +23,7 @@ from zbsolve.runtime.api import RunOptions, run_plan
 from zbsolve.runtime.execute.green import GreenStreams
 from zbsolve.runtime.execute.lanes import StreamApi, arrange_devices, issued
 from zbsolve.runtime.execute.side_by_side import on_one_device
-from zbsolve.runtime.ranks.options import Job
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.outcome import Outcome
 from zbsolve.runtime.ranks.rank import Rank
 from zbsolve.runtime.status import Status

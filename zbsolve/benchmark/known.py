@@ -14,11 +14,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.files.atomic import write_json_atomically
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import FileModel
 from zbsolve.model.instance import Instance
 from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.plan.certificate import Proof
@@ -34,11 +35,7 @@ RATE_ROUNDING = 0.5e-4
 COST_ROUNDING = 0.5e-3
 
 
-class _FileModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Best(_FileModel):
+class Best(FileModel):
     """The best known of one objective: cost and bound each with who, which version and when."""
 
     cost: Cost
@@ -56,7 +53,7 @@ class Best(_FileModel):
         return "optimal" if self.cost - self.bound <= OPTIMAL_GAP * self.cost else "feasible"
 
 
-class Entry(_FileModel):
+class Entry(FileModel):
     """Figures of one instance. ``digest`` names the instance that ``best`` is about."""
 
     published_bubble_by_span: dict[str, float] | None = None
@@ -65,7 +62,7 @@ class Entry(_FileModel):
     best: dict[Objective, Best] | None = None
 
 
-class Known(_FileModel):
+class Known(FileModel):
     """The whole file."""
 
     schema_: Literal["zbsolve.known/1"] = Field(alias="schema")

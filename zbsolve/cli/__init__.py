@@ -19,6 +19,7 @@ from zbsolve.cli import (  # noqa: F401
     doctoring,
     exchanging,
     linking,
+    listing,
     measuring,
     partitioning,
     planning,

@@ -17,6 +17,7 @@ from zbsolve.cli.inputs import (
     placement_names,
     require_positive,
 )
+from zbsolve.cli.names import shipped
 
 if TYPE_CHECKING:
     from zbsolve.partition.search import JointResult
@@ -28,9 +29,18 @@ if TYPE_CHECKING:
 def advise_command(
     layers: Annotated[
         list[str],
-        typer.Argument(metavar="LAYERS.json…", help="Layer profiles (one a micro-batch size), or a model."),
+        typer.Argument(
+            metavar="LAYERS.json…",
+            help="Layer profiles (one a micro-batch size), or a model.",
+            autocompletion=shipped("model"),
+        ),
     ],
-    cluster: Annotated[str, typer.Option(metavar="C.json", help="Cluster file or shipped name.")],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="C.json", help="Cluster file or shipped name.", autocompletion=shipped("cluster")
+        ),
+    ],
     batch: Annotated[int, typer.Option(min=1, help="Samples a step, over all replicas.")],
     microbatch_size: Annotated[
         str, typer.Option("--microbatch-size", "-b", metavar="N,N,…", help="Samples per micro-batch.")
@@ -81,7 +91,7 @@ def advise_command(
 
 def _solve(inputs: Inputs, advice: Advice, time_limit: float) -> JointResult:
     from zbsolve.partition.search import decide
-    from zbsolve.sweep.advise import problem_of
+    from zbsolve.sweep.ways import problem_of
 
     return decide(problem_of(inputs, advice.best), time_limit=time_limit)
 

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 from typer.core import TyperGroup
+from typer.models import ArgumentInfo, OptionInfo
 
 from zbsolve.errors import EnvironmentFailedError, InputError, ZbsolveError
+from zbsolve.words import alike
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,18 +61,24 @@ class OneLineGroup(TyperGroup):
 def _usage_line(error: Any) -> str:
     """What is wrong and where to read on."""
     text = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
-    text = text[:1].lower() + text[1:]
+    text = text[:1].lower() + text[1:] + _meant(text)
     if error.ctx is None:
         return f"zbsolve: {text}"
     command = f"{error.ctx.info_name}: " if error.ctx.parent is not None else ""
     return f"zbsolve: {command}{text}: see {error.ctx.command_path} --help"
 
 
+def _meant(complaint: str) -> str:
+    """Which of the choices may have been meant by one that is none."""
+    found = re.search(r"'([^']*)' is not one of ('.*')", complaint)
+    close = alike(found[1], re.findall(r"'([^']*)'", found[2])) if found else ""
+    return f" (did you mean {close}?)" if close else ""
+
+
 app = typer.Typer(
     name="zbsolve",
     cls=OneLineGroup,
     help="Pipeline-parallel schedules: solved exactly, certified, run on torch, predicted against measured.",
-    add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -84,6 +93,14 @@ def _set_verbose(value: bool) -> bool:
         logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(name)s: %(message)s")
         logging.getLogger("matplotlib").setLevel(logging.WARNING)
     return value
+
+
+def _in_any_case(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Choices are taken however they are capitalised."""
+    for words in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(words, (OptionInfo, ArgumentInfo)):
+            words.case_sensitive = False
+    return parameter
 
 
 def command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -129,7 +146,7 @@ def command(name: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
                 typer.Option("--verbose", callback=_set_verbose, help="Log details and show tracebacks."),
             ],
         )
-        parameters = [*signature.parameters.values(), option]
+        parameters = [_in_any_case(parameter) for parameter in (*signature.parameters.values(), option)]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         app.command(name)(run)

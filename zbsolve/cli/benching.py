@@ -10,10 +10,12 @@ import typer
 
 from zbsolve.cli.base import command, make_console, status
 from zbsolve.cli.inputs import LimitOption, Objective, SeedOption, check_writable, require_positive
-from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.cli.names import Kind, listed, one_of, solvers
+from zbsolve.errors import InfeasibleError
+from zbsolve.words import pick
 
 if TYPE_CHECKING:
-    from zbsolve.benchmark.run import Case
+    from zbsolve.benchmark.suites import Case
     from zbsolve.plan.plan import Plan
     from zbsolve.solver.portfolio import Progress
 
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 def bench_command(
     suite: Annotated[
         str,
-        typer.Option(metavar="NAME", help="published, published-v, v-memory, unequal, random, large or all."),
+        typer.Option(
+            metavar="NAME",
+            help="published, published-v, v-memory, unequal, random, large or all.",
+            autocompletion=one_of(lambda: (*listed(Kind.suites), "all")),
+        ),
     ] = "published",
     time_limit: LimitOption = 60.0,
     only: Annotated[
@@ -30,7 +36,12 @@ def bench_command(
     ] = None,
     objective: Annotated[Objective | None, typer.Option(help="Only this objective (default: both).")] = None,
     solver: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, or another solver: heuristic for the first plan alone.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="auto, or another solver: heuristic for the first plan alone.",
+            autocompletion=one_of(solvers),
+        ),
     ] = "auto",
     versus_plain: Annotated[
         bool, typer.Option("--versus-plain", help="Also plain CP-SAT, HiGHS and CBC, same limit each.")
@@ -57,14 +68,9 @@ def bench_command(
     from datetime import date
 
     from zbsolve.benchmark.known import improved, load_known, save_known, shipped_path
-    from zbsolve.benchmark.run import (
-        OBJECTIVES,
-        Report,
-        Row,
-        make_cases,
-        run_cases,
-        summarise,
-    )
+    from zbsolve.benchmark.rows import Report, Row, summarise
+    from zbsolve.benchmark.run import run_cases
+    from zbsolve.benchmark.suites import OBJECTIVES, make_cases
     from zbsolve.files.atomic import write_json_atomically
     from zbsolve.report.bench_tables import (
         plain_line,
@@ -78,8 +84,7 @@ def bench_command(
     for path in (output, markdown):
         check_writable(path)
     require_positive(time_limit, "--time-limit")
-    if solver not in SOLVERS:
-        raise InputError(f"--solver {solver}: give one of {', '.join(SOLVERS)}")
+    solver = pick(solver, SOLVERS, "--solver")
     cases = make_cases(suite, only or (), OBJECTIVES if objective is None else (objective.value,))
     # What decides the results, for whoever wants them again.
     chosen = [f"--suite {suite}", *(f"--only {name}" for name in only or ()), f"--time-limit {time_limit:g}"]

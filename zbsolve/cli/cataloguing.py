@@ -10,13 +10,20 @@ import typer
 
 from zbsolve.cli.base import command, echo_json, make_console
 from zbsolve.cli.inputs import Placement, PlanArgument, check_writable, load_valid_plan
+from zbsolve.cli.names import Kind, listed, one_of
 from zbsolve.errors import InfeasibleError, InputError
+from zbsolve.words import pick
 
 
 @command("catalogue")
 def catalogue_command(
     schedules: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Schedules; all if none is named.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Schedules; all if none is named.",
+            autocompletion=one_of(lambda: listed(Kind.schedules)),
+        ),
     ] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds of the solver for each schedule.")
@@ -32,10 +39,8 @@ def catalogue_command(
     from zbsolve.benchmark import catalogue
     from zbsolve.report.text import catalogue_table
 
-    for name in schedules or ():
-        if name not in FORMULAS:
-            raise InputError(f"schedule {name!r} is not known: use one of {', '.join(FORMULAS)}")
-    rows = [catalogue.entry(name, time_limit) for name in schedules or FORMULAS]
+    names = [pick(name, FORMULAS, "schedule") for name in schedules or FORMULAS]
+    rows = [catalogue.entry(name, time_limit) for name in names]
     if as_json:
         echo_json([row.to_json_dict() for row in rows])
     elif markdown:
@@ -104,9 +109,11 @@ def estimate_command(
     from zbsolve.report.text import estimate_table
 
     check_writable(output)
-    if machine not in estimate.MACHINES:
-        raise InputError(f"machine {machine!r} is not known: use one of {', '.join(estimate.MACHINES)}")
-    figures = replace(estimate.MACHINES[machine], efficiency=efficiency, latency=latency_us * 1e-6)
+    figures = replace(
+        estimate.MACHINES[pick(machine, estimate.MACHINES, "machine")],
+        efficiency=efficiency,
+        latency=latency_us * 1e-6,
+    )
     for name, option, value, unit in (
         ("peak", "--tflops", tflops, 1e12),
         ("memory", "--memory-gb", memory_gb, 1e9),

@@ -21,6 +21,7 @@ from zbsolve.cli.inputs import (
     load_instance,
     load_valid_plan,
 )
+from zbsolve.cli.names import shipped
 from zbsolve.cli.planning import print_plan
 from zbsolve.errors import InfeasibleError
 
@@ -72,7 +73,14 @@ def export_command(
 def import_command(
     file: Annotated[str, typer.Argument(metavar="x.csv", help="torch schedule CSV, lowered or not.")],
     instance: Annotated[
-        str, typer.Option("--instance", "-i", metavar="I.json", help="Instance that it is for.")
+        str,
+        typer.Option(
+            "--instance",
+            "-i",
+            metavar="I.json",
+            help="Instance that it is for.",
+            autocompletion=shipped("instance"),
+        ),
     ],
     objective: ObjectiveOption = Objective.makespan,
     memory_cap: CapOption = None,
@@ -85,7 +93,7 @@ def import_command(
     """
     from zbsolve.files.documents import read_text
     from zbsolve.model.simulator import simulate_for
-    from zbsolve.plan.torch_csv import import_torch_csv
+    from zbsolve.plan.torch_csv_reading import import_torch_csv
     from zbsolve.solver.portfolio import certify
 
     check_writable(output)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, overload
 
 import typer
 
+from zbsolve import options
+from zbsolve.cli.names import json_files, one_of, shipped, shipped_or_file, solvers
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -37,54 +39,11 @@ class Placement(StrEnum):
     v = "v"
 
 
-class Split(StrEnum):
-    """How a stage's backward is split into B and W."""
-
-    auto = "auto"
-    deferred = "deferred"
-    generic = "generic"
-
-
-class Backend(StrEnum):
-    """Transport between the processes."""
-
-    auto = "auto"
-    gloo = "gloo"
-    nccl = "nccl"
-
-
 class ExportFormat(StrEnum):
     """Formats of other stacks."""
 
     torch_csv = "torch-csv"
     torch_csv_comms = "torch-csv-comms"
-
-
-def shipped_files(kind: str = "instance") -> dict[str, Any]:
-    """What ships with the package, by name: instances, models (``model-…``) or clusters (``cluster-…``)."""
-    from importlib.resources import files
-
-    found = {}
-    for entry in files("zbsolve.instances").iterdir():
-        prefix = entry.name.partition("-")[0]
-        of_kind = prefix == kind if kind != "instance" else prefix not in ("model", "cluster")
-        if entry.name.endswith(".json") and entry.name != "known.json" and of_kind:
-            found[entry.name.removesuffix(".json")] = entry
-    return dict(sorted(found.items()))
-
-
-def shipped_or_file(name: str, kind: str = "instance") -> Path:
-    """A file (``-``: standard input), or one that ships with the package, by its name."""
-    if name == "-" or (name and (Path(name).exists() or "/" in name or name.endswith(".json"))):
-        return Path(name)
-    shipped = shipped_files(kind)
-    if name not in shipped:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, shipped, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(shipped)}"
-        raise InputError(f"{name!r}: no such file and no shipped {kind}: give a file, or {hint}")
-    return Path(str(shipped[name]))
 
 
 def load_instance(name: str, memory_cap: str | None = None) -> Instance:
@@ -205,26 +164,28 @@ def placement_names(chosen: list[Placement] | None, *default: PlacementName) -> 
 
 def integers(text: str | None, option: str) -> tuple[int, ...] | None:
     """Whole numbers from 1, separated by commas; None where the option is not given."""
-    if text is None:
-        return None
-    try:
-        values = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or min(values) < 1:
-        raise InputError(f"{option} {text}: give whole numbers from 1, separated by commas, such as 3,3,2")
-    return values
+    return None if text is None else options.integers(text, option)
 
 
-InstanceArgument = Annotated[str, typer.Argument(metavar="I.json", help="Instance file or shipped name.")]
-PlanArgument = Annotated[str, typer.Argument(metavar="P.json", help="Plan file.")]
+InstanceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="I.json", help="Instance file or shipped name.", autocompletion=shipped("instance")
+    ),
+]
+PlanArgument = Annotated[str, typer.Argument(metavar="P.json", help="Plan file.", autocompletion=json_files)]
 ObjectiveOption = Annotated[Objective, typer.Option(help="Cost to minimise.")]
 CapOption = Annotated[
     str | None,
     typer.Option(metavar="X|1p|2p|none", help="Replace the instance's memory cap on every device."),
 ]
 SolverOption = Annotated[
-    str, typer.Option(metavar="NAME", help="auto, cpsat, milp, heuristic, or a baseline's name such as 1f1b.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="auto, cpsat, milp, heuristic, or a baseline's name such as 1f1b.",
+        autocompletion=one_of(solvers),
+    ),
 ]
 # Solvers take seeds of 32 bits, and some count on from the one given.
 SeedOption = Annotated[int, typer.Option(min=0, max=2_000_000_000, help="Random seed.")]

@@ -21,8 +21,8 @@ from zbsolve.cli.inputs import (
     integers,
     placement_names,
     require_positive,
-    shipped_or_file,
 )
+from zbsolve.cli.names import shipped, shipped_or_file
 from zbsolve.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,10 +42,20 @@ class KeepOption(StrEnum):
 
 
 LayersArgument = Annotated[
-    str, typer.Argument(metavar="LAYERS.json", help="Layer profile, or a shipped model's name.")
+    str,
+    typer.Argument(
+        metavar="LAYERS.json",
+        help="Layer profile, or a shipped model's name.",
+        autocompletion=shipped("model"),
+    ),
 ]
 ClusterOption = Annotated[
-    str | None, typer.Option(metavar="C.json", help="Cluster file, or a shipped cluster's name.")
+    str | None,
+    typer.Option(
+        metavar="C.json",
+        help="Cluster file, or a shipped cluster's name.",
+        autocompletion=shipped("cluster"),
+    ),
 ]
 
 

@@ -26,6 +26,7 @@ from zbsolve.cli.inputs import (
     load_instance,
     require_valid,
 )
+from zbsolve.cli.names import shipped, solver_named
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
     from zbsolve.solver.interrupts import one_stops_the_search
     from zbsolve.solver.portfolio import solve
 
+    options["solver"] = solver_named(options["solver"])
     unit, objective = instance.time_unit, options["objective"]
     with status(f"solving {instance.name} …") as update:
 
@@ -135,7 +137,12 @@ SOLVE_OPTIONS = ("objective", "memory_cap", "solver", "time_limit", "seed")
 def compare_command(
     ctx: typer.Context,
     instance: Annotated[
-        str, typer.Argument(metavar="I.json", help="Instance file or shipped name, or a plan file.")
+        str,
+        typer.Argument(
+            metavar="I.json",
+            help="Instance file or shipped name, or a plan file.",
+            autocompletion=shipped("instance"),
+        ),
     ],
     objective: ObjectiveOption = Objective.makespan,
     memory_cap: CapOption = None,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,42 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zbsolve.cli.base import command, make_console, status
+from zbsolve.cli.declared import with_options
 from zbsolve.cli.inputs import (
-    Backend,
     CapOption,
-    Placement,
     PlanArgument,
-    SeedOption,
-    Split,
     check_folder,
     check_writable,
-    integers,
     load_valid_plan,
-    require_positive,
 )
 from zbsolve.errors import EnvironmentFailedError, InfeasibleError, InputError
+from zbsolve.run_options import ProfileOptions, RunOptions
 
 if TYPE_CHECKING:
     from zbsolve.model.instance import Instance
     from zbsolve.partition.layers import LayerProfile
     from zbsolve.plan.plan import Plan
-    from zbsolve.runtime.measure.layer_profiler import LayerOptions
+    from zbsolve.run_options import LayerOptions
     from zbsolve.trace.trace import Trace
-
-
-class Update(StrEnum):
-    """When ranks agree on the optimizer's step."""
-
-    barrier = "barrier"
-    post_validation = "post-validation"
-
-
-class Precision(StrEnum):
-    """Autocast types."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def load_runtime() -> ModuleType:
@@ -63,46 +43,15 @@ def load_runtime() -> ModuleType:
         ) from None
 
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        metavar="MODEL",
-        show_default=False,
-        help="gpt, or pkg.module:factory (default: the plan's own, else gpt).",
-    ),
-]
-LayersOption = Annotated[
-    str | None, typer.Option(metavar="N,N,…", help="Layers of each stage (default: the plan's, else even).")
-]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of each process.")]
-TimeoutOption = Annotated[
-    float, typer.Option(metavar="S", help="Give up when a process stays silent so long.")
-]
-GreenOption = Annotated[
-    bool, typer.Option("--green-contexts", help="All devices on one GPU that is cut into as many parts.")
-]
-SplitOption = Annotated[Split, typer.Option(help="How backward is split into B and W.")]
-
-
 @command("profile")
+@with_options(ProfileOptions)
 def profile_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="gpt, or pkg.module:factory.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="I.json", help="Write the instance here.")
     ],
-    devices: Annotated[int, typer.Option("--devices", "-p", min=1, help="Devices (processes).")] = 2,
-    microbatches: Annotated[int, typer.Option("--microbatches", "-m", min=1, help="Micro-batches.")] = 8,
-    placement: Annotated[Placement, typer.Option(help="Which device holds which stage.")] = Placement.linear,
-    chunks: Annotated[int | None, typer.Option(min=1, help="Stages per device.")] = None,
-    layers_per_stage: LayersOption = None,
+    options: ProfileOptions,
     memory_cap: CapOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements; the median counts.")] = 7,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs before the first measurement.")] = 3,
-    threads: ThreadsOption = 1,
-    split: SplitOption = Split.auto,
-    seed: SeedOption = 0,
-    timeout: TimeoutOption = 120.0,
-    green_contexts: GreenOption = False,
     by_layer: Annotated[
         bool, typer.Option("--layers", help="Each layer by itself, on one device: a layer profile.")
     ] = False,
@@ -117,39 +66,13 @@ def profile_command(
     from zbsolve.report.text import device_table, instance_table
 
     check_writable(output)
-    require_positive(timeout, "--timeout")
-    layers = integers(layers_per_stage, "--layers-per-stage")
+    options = replace(options, model=model)
     if memory_cap is not None:
         equal_stages(1, 1).with_memory_cap(memory_cap)  # refuse a bad cap before the measurement, not after
     runtime = load_runtime()
     if by_layer:
-        layer_options = runtime.LayerOptions(
-            model=model,
-            num_microbatches=microbatches,
-            repeats=repeats,
-            warmup=warmup,
-            threads=threads,
-            split=split.value,
-            seed=seed,
-            timeout=timeout,
-        )
-        _profile_layers(runtime, layer_options, output)
+        _profile_layers(runtime, options.of_layers(), output)
         return
-    options = runtime.ProfileOptions(
-        model=model,
-        num_devices=devices,
-        num_microbatches=microbatches,
-        placement=placement.value,
-        chunks=chunks,
-        layers_per_stage=layers,
-        repeats=repeats,
-        warmup=warmup,
-        threads=threads,
-        split=split.value,
-        seed=seed,
-        timeout=timeout,
-        green_contexts=green_contexts,
-    )
     with status(f"profiling {model} …") as update:
         instance: Instance = runtime.profile_model(options, update)
     if memory_cap is not None:
@@ -173,39 +96,10 @@ def _profile_layers(runtime: ModuleType, options: LayerOptions, output: Path) ->
 
 
 @command("run")
+@with_options(RunOptions)
 def run_command(
     plan: PlanArgument,
-    model: ModelOption = "",
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps before the first measured one.")] = 2,
-    emulate: Annotated[
-        bool, typer.Option("--emulate", help="Stages sleep for their time and move real tensors.")
-    ] = False,
-    payload_mib: Annotated[float, typer.Option(min=0.0, help="Message size when emulating.")] = 1.0,
-    check_gradients: Annotated[
-        bool, typer.Option(help="Compare every gradient with the unpipelined model.")
-    ] = True,
-    split: SplitOption = Split.auto,
-    layers_per_stage: LayersOption = None,
-    threads: ThreadsOption = 1,
-    timeout: TimeoutOption = 120.0,
-    green_contexts: GreenOption = False,
-    seed: SeedOption = 0,
-    backend: Annotated[Backend, typer.Option(help="Transport.")] = Backend.auto,
-    update: Annotated[
-        Update, typer.Option(help="Optimizer's step: agreed on before, or verified afterwards.")
-    ] = Update.barrier,
-    clip: Annotated[float | None, typer.Option(metavar="NORM", help="Largest norm of all gradients.")] = None,
-    precision: Annotated[Precision, typer.Option(help="Autocast type of every F.")] = Precision.float32,
-    accumulate: Annotated[int, typer.Option(min=1, help="Steps per optimizer step.")] = 1,
-    async_weights: Annotated[
-        bool, typer.Option("--async-weights", help="On CUDA: W's on a stream of their own.")
-    ] = False,
-    data_parallel: Annotated[int, typer.Option(min=1, help="Pipelines side by side.")] = 1,
-    load: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Begin from this checkpoint, of any split.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a checkpoint at the end.")] = None,
+    options: RunOptions,
     trace_out: Annotated[
         Path | None, typer.Option("--trace-out", metavar="T.json", help="Write the measured trace here.")
     ] = None,
@@ -215,36 +109,11 @@ def run_command(
     One process per device. Under torchrun use: torchrun … -m zbsolve.runtime.worker P.json
     """
     check_writable(trace_out)
-    check_folder(save)
-    require_positive(timeout, "--timeout")
-    if not payload_mib < math.inf:
-        raise InputError(f"--payload-mib {payload_mib:g}: give a number of MiB")
+    check_folder(None if options.save is None else Path(options.save))
     loaded = load_valid_plan(plan)
-    layers = integers(layers_per_stage, "--layers-per-stage")
     runtime = load_runtime()
-    options = runtime.RunOptions(
-        model=model,
-        steps=steps,
-        warmup=warmup,
-        emulate=emulate,
-        payload_mib=payload_mib,
-        check_gradients=check_gradients and not emulate,
-        split=split.value,
-        layers_per_stage=layers,
-        threads=threads,
-        timeout=timeout,
-        seed=seed,
-        backend=backend.value,
-        update=update.value,
-        clip=clip,
-        precision=precision.value,
-        accumulate=accumulate,
-        async_weights=async_weights,
-        green_contexts=green_contexts,
-        data_parallel=data_parallel,
-        load=None if load is None else str(load),
-        save=None if save is None else str(save),
-    )
+    if options.emulate:
+        options = replace(options, check_gradients=False)
     options, notes = options.for_instance(loaded.instance)
     for note in notes:
         typer.echo(f"zbsolve: {plan}: {note}", err=True)

@@ -10,6 +10,7 @@ import typer
 
 from zbsolve.cli.base import command, make_console, status
 from zbsolve.cli.inputs import PICTURES, check_writable, is_picture, load_any
+from zbsolve.cli.names import shipped
 from zbsolve.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ class Figure(StrEnum):
 def show_command(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="Plan, instance (or shipped name) or trace; - reads stdin."),
+        typer.Argument(
+            metavar="FILE",
+            help="Plan, instance (or shipped name) or trace; - reads stdin.",
+            autocompletion=shipped("instance"),
+        ),
     ],
     output: Annotated[
         Path | None,

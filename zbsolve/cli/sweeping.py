@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,9 @@ from zbsolve.cli.inputs import (
     load_profiles,
     placement_names,
 )
+from zbsolve.cli.names import Kind, listed, one_of, shipped
 from zbsolve.errors import InputError
+from zbsolve.words import pick
 
 if TYPE_CHECKING:
     from zbsolve.sweep.grid import Config, Grid, Inputs
@@ -28,11 +31,18 @@ def sweep_command(
     layers: Annotated[
         list[str],
         typer.Argument(
-            metavar="LAYERS.json…", help="Layer profile, one per micro-batch size, or a model's name."
+            metavar="LAYERS.json…",
+            help="Layer profile, one per micro-batch size, or a model's name.",
+            autocompletion=shipped("model"),
         ),
     ],
     cluster: Annotated[
-        str, typer.Option(metavar="C.json", help="Cluster file, or a shipped cluster's name.")
+        str,
+        typer.Option(
+            metavar="C.json",
+            help="Cluster file, or a shipped cluster's name.",
+            autocompletion=shipped("cluster"),
+        ),
     ],
     store: Annotated[
         Path, typer.Option("--store", "-o", metavar="S.db", help="Results; a sweep goes on where it ended.")
@@ -60,7 +70,12 @@ def sweep_command(
         str, typer.Option(metavar="X,X,…", help="Shares of the devices' memory to allow.")
     ] = "1",
     schedule: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="solved, or a baseline's name; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="solved, or a baseline's name; repeatable.",
+            autocompletion=one_of(lambda: ("solved", *listed(Kind.schedules))),
+        ),
     ] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Solve each also with checkpointing.")
@@ -141,9 +156,8 @@ def _grid(
     from zbsolve.baselines import BASELINES
     from zbsolve.sweep.grid import Grid
 
-    for name in schedules or ():
-        if name != "solved" and name not in BASELINES:
-            raise InputError(f"--schedule {name}: is not known: use solved, {', '.join(BASELINES)}")
+    known = ChainMap[str, Any](BASELINES, {"solved": None})  # the last one's names come first
+    chosen = [pick(name, known, "--schedule") for name in schedules or ("solved",)]
     most = inputs.cluster.num_devices
     powers = tuple(2**k for k in range(most.bit_length()) if 2**k <= most)
     return Grid(
@@ -154,7 +168,7 @@ def _grid(
         m=integers(microbatches, "--microbatches") or (),
         global_batch=batch,
         memory=_shares(memory),
-        schedules=tuple(dict.fromkeys(schedules or ("solved",))),
+        schedules=tuple(dict.fromkeys(chosen)),
         recompute=(False, True) if recompute else (False,),
     )
 

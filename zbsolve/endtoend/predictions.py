@@ -21,8 +21,8 @@ from zbsolve.model.simulator import simulate
 from zbsolve.plan.plan import Plan
 from zbsolve.runtime.api import ProfileOptions, RunOptions, profile_model
 from zbsolve.runtime.measure.profiler import build_instance, profiling_plan
+from zbsolve.runtime.ranks.job import Job
 from zbsolve.runtime.ranks.launch import launch
-from zbsolve.runtime.ranks.options import Job
 from zbsolve.solver.portfolio import certify, solve
 from zbsolve.trace.compare import recalibrate
 from zbsolve.trace.trace import Trace

@@ -20,7 +20,7 @@ def raise_first(error: ValidationError, where: str) -> NoReturn:
     for part in first["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in _UNION_BRANCHES or part.startswith(("constrained", "tuple[", "float")):
+        elif part in _UNION_BRANCHES or part.startswith(_UNION_PARTS):
             continue
         else:
             path += f".{part}" if path else str(part)
@@ -47,6 +47,7 @@ _OWN_WORDS = {
     "too_short": "empty: give at least one",
 }
 _UNION_BRANCHES = {"float", "int", "str", "none", "nullable"}
+_UNION_PARTS = ("constrained", "float", "function-before[", "tuple[")
 
 
 def read_text(path: str | Path, kind: str) -> str:

@@ -7,14 +7,15 @@ training step; the optimizer step is not part of it (:mod:`zbsolve.model.steps` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zbsolve.errors import InputError
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import JsonTuple
 from zbsolve.model.tolerances import ROUNDING, memory_limit
 
 SCHEMA = "zbsolve.instance/1"
@@ -153,12 +154,7 @@ class ModelCut(ModelFactory):
         Layers of each stage of one copy of the model, in model order.
     """
 
-    layers_per_stage: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-
-    @field_validator("layers_per_stage", mode="before")
-    @classmethod
-    def _accept_json_array(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    layers_per_stage: Annotated[JsonTuple[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 
 class Instance(BaseModel):
@@ -190,22 +186,13 @@ class Instance(BaseModel):
     memory_unit: str = "MiB"
     num_devices: Annotated[int, Field(ge=1)]
     num_microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES)]
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    stages: Annotated[JsonTuple[Stage], Field(min_length=1)]
     replicas: Annotated[int, Field(ge=1)] = 1
-    t_comm: NonNegative | tuple[NonNegative, ...] = 0.0
-    t_transfer: NonNegative | tuple[NonNegative, ...] | None = None
-    memory_cap: NonNegative | tuple[NonNegative, ...] | None = None
-    static_mem: tuple[NonNegative, ...] | None = None
+    t_comm: NonNegative | JsonTuple[NonNegative] = 0.0
+    t_transfer: NonNegative | JsonTuple[NonNegative] | None = None
+    memory_cap: NonNegative | JsonTuple[NonNegative] | None = None
+    static_mem: JsonTuple[NonNegative] | None = None
     model: ModelCut | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_json_arrays(cls, data: Any) -> Any:
-        # Strict mode takes only tuples for tuples, and JSON has only arrays.
-        if not isinstance(data, Mapping):
-            return data
-        arrays = ("stages", "t_comm", "t_transfer", "memory_cap", "static_mem")
-        return {k: tuple(v) if k in arrays and isinstance(v, list) else v for k, v in data.items()}
 
     @model_validator(mode="after")
     def _check_lengths_and_devices(self) -> Instance:

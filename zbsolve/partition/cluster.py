@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.instance import NonNegative
 
 SCHEMA = "zbsolve.cluster/1"
@@ -21,21 +22,7 @@ SCHEMA = "zbsolve.cluster/1"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _FileModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_json_arrays(cls, data: Any) -> Any:
-        # Strict mode takes only tuples for tuples, and JSON has only arrays.
-        return {k: _tuples(v) for k, v in data.items()} if isinstance(data, dict) else data
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-class DeviceGroup(_FileModel):
+class DeviceGroup(FileModel):
     """``count`` equal devices of one node.
 
     Attributes
@@ -53,7 +40,7 @@ class DeviceGroup(_FileModel):
     node: Annotated[int, Field(ge=0)] = 0
 
 
-class Link(_FileModel):
+class Link(FileModel):
     """A hop takes ``latency + size / bandwidth`` (``time_unit``; ``memory_unit`` per ``time_unit``)."""
 
     latency: NonNegative = 0.0
@@ -64,7 +51,7 @@ class Link(_FileModel):
         return self.latency + (0.0 if self.bandwidth is None else size / self.bandwidth)
 
 
-class Host(_FileModel):
+class Host(FileModel):
     """Where activations can be offloaded to.
 
     ``bandwidth`` holds per device and direction. ``overlap`` is the share of a pass's own time behind
@@ -84,17 +71,17 @@ class Device(NamedTuple):
     node: int
 
 
-class Cluster(_FileModel):
+class Cluster(FileModel):
     """Devices and links. ``latency`` (device by device, symmetric) replaces the links' own latencies."""
 
     schema_: Literal["zbsolve.cluster/1"] = Field(default="zbsolve.cluster/1", alias="schema")
     name: str = "cluster"
     time_unit: str = "ms"
     memory_unit: str = "MiB"
-    devices: Annotated[tuple[DeviceGroup, ...], Field(min_length=1)]
+    devices: Annotated[JsonTuple[DeviceGroup], Field(min_length=1)]
     same_node: Link = Link()
     other_node: Link | None = None
-    latency: tuple[tuple[NonNegative, ...], ...] | None = None
+    latency: JsonTuple[JsonTuple[NonNegative]] | None = None
     host: Host | None = None
 
     @model_validator(mode="after")

@@ -12,12 +12,13 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from zbsolve.errors import InputError
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.instance import ModelFactory, NonNegative, Stage
 from zbsolve.model.recompute import folded
 from zbsolve.partition.cluster import Host
@@ -25,7 +26,7 @@ from zbsolve.partition.cluster import Host
 SCHEMA = "zbsolve.layers/1"
 
 
-class Layer(BaseModel):
+class Layer(FileModel):
     """One layer's pass times and memory, in the profile's units; fields as a stage's.
 
     Attributes
@@ -35,8 +36,6 @@ class Layer(BaseModel):
     mem_out : float
         Size of what it hands to the next layer (and gets back as a gradient): hops and recomputation need it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str | None = None
     t_f: NonNegative
@@ -57,13 +56,11 @@ class Layer(BaseModel):
         return self.t_f + self.t_b + self.t_w
 
 
-class LayerProfile(BaseModel):
+class LayerProfile(FileModel):
     """A model as its layers, in order, for micro-batches of ``microbatch_size`` samples.
 
     ``model`` is what was profiled, where that is known: instances made of the layers carry it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
     schema_: Literal["zbsolve.layers/1"] = Field(default="zbsolve.layers/1", alias="schema")
     name: str = "unnamed"
@@ -71,12 +68,7 @@ class LayerProfile(BaseModel):
     memory_unit: str = "MiB"
     microbatch_size: Annotated[int, Field(ge=1)] = 1
     model: ModelFactory | None = None
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _accept_json_array(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    layers: Annotated[JsonTuple[Layer], Field(min_length=1)]
 
     def to_json(self) -> str:
         """The file's text: a line a layer, what is zero or not given left out."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    field_validator,
-)
+from pydantic import Field
 
+from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.graph import Task
 from zbsolve.model.kinds import Direction, TaskKind
 
@@ -32,11 +28,7 @@ def message_op(sends: bool, direction: Direction) -> Op:
     return f"{'SEND' if sends else 'RECV'}_{direction}"
 
 
-class _FileModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Action(_FileModel):
+class Action(FileModel):
     """One step of a device's program.
 
     Compute: ``F``, ``R``, ``B``, ``W``, ``BW`` of ``stage`` and ``microbatch``; an F and the BW right after
@@ -79,13 +71,8 @@ def task_of(action: Action) -> Task:
     return Task(TaskKind(action.op), action.stage, action.microbatch)
 
 
-class Program(_FileModel):
+class Program(FileModel):
     """What one device does, in order."""
 
     device: int
-    actions: tuple[Action, ...]
-
-    @field_validator("actions", mode="before")
-    @classmethod
-    def _accept_json_array(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    actions: JsonTuple[Action]

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
 )
 
-from zbsolve.plan.actions import Finite, _FileModel
+from zbsolve.files.models import FileModel, JsonTuple
+from zbsolve.plan.actions import Finite
 
 # Steps of a proof by trial: more are not made, and not read.
 MOST_SHAVED = 5_000
 
 
-class ProvenLag(_FileModel):
+class ProvenLag(FileModel):
     """A fact about few micro-batches that the bound rests on: :class:`zbsolve.bounds.waits.Lag`."""
 
     stage: Annotated[int, Field(ge=0)]
@@ -26,7 +26,7 @@ class ProvenLag(_FileModel):
     to_end: bool = False
 
 
-class ShavedTime(_FileModel):
+class ShavedTime(FileModel):
     """A step of a proof by trial: :class:`zbsolve.bounds.waits.LeastTime`.
 
     It holds in all schedules that cost no more than the bound, as is shown with the steps before it.
@@ -39,20 +39,15 @@ class ShavedTime(_FileModel):
     after: bool = False
 
 
-class Proof(_FileModel):
+class Proof(FileModel):
     """Who proved the lower bound and how, so that it can be re-derived from the plan file."""
 
     method: str
     statement: str
     device: int | None = None
     value: Finite | None = None
-    lags: Annotated[tuple[ProvenLag, ...], Field(max_length=16)] = ()
-    shaved: Annotated[tuple[ShavedTime, ...], Field(max_length=MOST_SHAVED)] = ()
-
-    @field_validator("lags", "shaved", mode="before")
-    @classmethod
-    def _accept_json_array(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    lags: Annotated[JsonTuple[ProvenLag], Field(max_length=16)] = ()
+    shaved: Annotated[JsonTuple[ShavedTime], Field(max_length=MOST_SHAVED)] = ()
 
     @model_serializer(mode="wrap")
     def _leave_out_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -60,7 +55,7 @@ class Proof(_FileModel):
         return {name: value for name, value in data.items() if value or name not in ("lags", "shaved")}
 
 
-class SolverInfo(_FileModel):
+class SolverInfo(FileModel):
     """Which solver found the plan. ``seconds`` is left out in deterministic mode (equal bytes)."""
 
     name: str

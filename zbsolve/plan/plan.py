@@ -14,25 +14,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
-    ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.instance import Instance, parse_instance
 from zbsolve.model.schedule import Schedule, TimedTask
-from zbsolve.plan.actions import Action, Finite, Program, _FileModel, task_of
+from zbsolve.plan.actions import Action, Finite, Program, task_of
 from zbsolve.plan.certificate import Proof, SolverInfo
 from zbsolve.plan.queues import Queue
 
 SCHEMA = "zbsolve.plan/1"
 
 
-class Plan(_FileModel):
+class Plan(FileModel):
     """A schedule for an instance, lowered and certified. Times in the instance's unit.
 
     ``gap`` is (cost - lower bound) / cost for the stated objective; ``status`` is "optimal" only
@@ -50,16 +49,9 @@ class Plan(_FileModel):
     gap: Finite
     bound_proof: Proof
     solver: SolverInfo
-    peak_memory: tuple[Finite, ...]
-    programs: tuple[Program, ...]
+    peak_memory: JsonTuple[Finite]
+    programs: JsonTuple[Program]
     queue: Queue = "unlimited"
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-    @field_validator("peak_memory", "programs", mode="before")
-    @classmethod
-    def _accept_json_array(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _one_program_per_device(self) -> Plan:

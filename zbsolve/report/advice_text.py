@@ -7,7 +7,8 @@ from rich.table import Table
 
 from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.report.sweep_text import front_table
-from zbsolve.sweep.advise import Advice, Candidate
+from zbsolve.sweep.advise import Advice
+from zbsolve.sweep.ways import Candidate
 from zbsolve.words import percent
 
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from zbsolve import __version__
-from zbsolve.benchmark.run import PlainRun, Report, Row, Summary, summarise
+from zbsolve.benchmark.rows import PlainRun, Report, Row, Summary, summarise
 from zbsolve.errors import InputError
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.words import time_text

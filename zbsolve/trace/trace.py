@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
+from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, Stage
 from zbsolve.model.kinds import BW, B, F, TaskKind
@@ -34,18 +35,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
 
 
-def _tuples(data: Any, *fields: str) -> Any:
-    # Strict mode takes only tuples for tuples, and JSON has only arrays.
-    if not isinstance(data, Mapping):
-        return data
-    return {k: tuple(v) if k in fields and isinstance(v, list) else v for k, v in data.items()}
-
-
-class _FileModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-
-class Event(_FileModel):
+class Event(FileModel):
     """One compute op as it ran.
 
     ``start`` and ``end`` are relative to the step's common zero. ``end`` includes the call that hands the
@@ -74,23 +64,18 @@ class Event(_FileModel):
         return f"{self.op}{self.stage}.{self.microbatch}"
 
 
-class Step(_FileModel):
+class Step(FileModel):
     """One measured step: its ops, its makespan (first start to last end), its loss.
 
     ``loss`` is null when the run was emulated or the loss is not a finite number.
     """
 
-    events: tuple[Event, ...]
+    events: JsonTuple[Event]
     makespan: NonNegative
     loss: float | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_json_arrays(cls, data: Any) -> Any:
-        return _tuples(data, "events")
 
-
-class GradientCheck(_FileModel):
+class GradientCheck(FileModel):
     """Gradients of the first step against the unpipelined model.
 
     ``equal`` allows the rounding of sums taken in another order (``tolerance``, relative to the largest
@@ -105,7 +90,7 @@ class GradientCheck(_FileModel):
     where: str
 
 
-class Trace(_FileModel):
+class Trace(FileModel):
     """Measured steps of one plan.
 
     ``split`` names, per stage, how the backward was split ("deferred", "generic" or "emulated").
@@ -122,21 +107,12 @@ class Trace(_FileModel):
     model: str
     time_unit: str
     memory_unit: str
-    split: tuple[str, ...]
-    steps: Annotated[tuple[Step, ...], Field(min_length=1)]
-    peak_memory: tuple[float, ...] | None = None
-    memory: tuple[tuple[float, ...], ...] | None = None
-    memory_during: tuple[tuple[float, ...], ...] | None = None
+    split: JsonTuple[str]
+    steps: Annotated[JsonTuple[Step], Field(min_length=1)]
+    peak_memory: JsonTuple[float] | None = None
+    memory: JsonTuple[JsonTuple[float]] | None = None
+    memory_during: JsonTuple[JsonTuple[float]] | None = None
     gradients: GradientCheck | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_json_arrays(cls, data: Any) -> Any:
-        data = _tuples(data, "split", "steps", "peak_memory", "memory", "memory_during")
-        for field in ("memory", "memory_during"):
-            if isinstance(data, dict) and isinstance(data.get(field), tuple):
-                data[field] = tuple(tuple(v) if isinstance(v, list) else v for v in data[field])
-        return data
 
     @property
     def losses(self) -> tuple[float | None, ...]:
