@@ -22,13 +22,14 @@ from typing import Any, Literal
 from zbsolve import __version__
 from zbsolve.baselines import BASELINES
 from zbsolve.baselines.comparison import one_f_one_b_cost
-from zbsolve.benchmark.known import Claim, Known, Objective, contradictions
+from zbsolve.benchmark.known import Claim, Known, contradictions
 from zbsolve.benchmark.random_instances import SEEDS, random_instance
 from zbsolve.errors import EnvironmentFailedError, InputError
 from zbsolve.formulations.common import FormulationResult
 from zbsolve.model.instance import Instance, equal_stages, load_instance
 from zbsolve.model.judge import check
 from zbsolve.model.memory import peak_memory
+from zbsolve.model.objective import OBJECTIVES, Objective
 from zbsolve.model.simulator import simulate_for
 from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.plan.certificate import relative_gap
@@ -36,8 +37,6 @@ from zbsolve.plan.plan import Plan
 from zbsolve.solver.portfolio import CPSAT_MOST_TASKS, Progress, solve
 
 log = logging.getLogger(__name__)
-
-OBJECTIVES: tuple[Objective, ...] = ("makespan", "span")
 
 # Above these sizes the plain models are not built: they would not leave the root node within a minute.
 PLAIN_MOST_TASKS = {"cpsat": CPSAT_MOST_TASKS, "milp-highs": 1_000, "milp-cbc": 1_000}

@@ -58,7 +58,6 @@ def bench_command(
 
     from zbsolve.benchmark.known import improved, load_known, save_known, shipped_path
     from zbsolve.benchmark.run import (
-        OBJECTIVES,
         Report,
         Row,
         make_cases,
@@ -66,6 +65,7 @@ def bench_command(
         summarise,
     )
     from zbsolve.files.atomic import write_json_atomically
+    from zbsolve.model.objective import OBJECTIVES
     from zbsolve.report.bench_tables import (
         plain_line,
         summary_lines,

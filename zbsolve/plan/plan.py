@@ -24,6 +24,7 @@ from pydantic import (
 from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
 from zbsolve.model.instance import Instance, parse_instance
+from zbsolve.model.objective import Objective, is_span
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.plan.actions import Action, Finite, Program, _FileModel, task_of
 from zbsolve.plan.certificate import Proof, SolverInfo
@@ -42,7 +43,7 @@ class Plan(_FileModel):
 
     schema_: Literal["zbsolve.plan/1"] = Field(default="zbsolve.plan/1", alias="schema")
     instance: Instance
-    objective: Literal["makespan", "span"]
+    objective: Objective
     status: Literal["optimal", "feasible"]
     makespan: Finite
     span: Finite
@@ -73,7 +74,7 @@ class Plan(_FileModel):
     @property
     def cost(self) -> float:
         """Value of the plan's own objective."""
-        return self.span if self.objective == "span" else self.makespan
+        return self.span if is_span(self.objective) else self.makespan
 
     def schedule(self) -> Schedule:
         """The timed compute tasks, without messages."""

@@ -26,6 +26,7 @@ from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import W
+from zbsolve.model.objective import column_of
 from zbsolve.search.arrays import IntArray, decode, encode, to_arrays
 from zbsolve.search.list_scheduler import flat, listed
 
@@ -382,7 +383,7 @@ class BackboneSearch:
         patience: float = 0.5,
     ) -> None:
         self._arrays = flat(to_arrays(instance))
-        self.column = 1 if objective == "span" else 0
+        self.column = column_of(objective)
         self.seed = seed
         codes, self._lengths = encode(
             tuple(tuple(task for task in order if task.kind is not W) for order in orders)

@@ -24,6 +24,7 @@ import numpy as np
 from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.objective import column_of
 from zbsolve.search.arrays import decode, encode, to_arrays
 
 
@@ -411,7 +412,7 @@ class OrderSearch:
         compiled: bool,
     ) -> None:
         self.arrays = to_arrays(instance)
-        self.column = 1 if objective == "span" else 0
+        self.column = column_of(objective)
         self.seed = seed
         self.cost = np.inf
         self.codes, self.lengths = encode(orders)

@@ -30,6 +30,7 @@ from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
 from zbsolve.model.kinds import BW
 from zbsolve.model.memory import NO_PAIRS, Pairs, peak_memory
+from zbsolve.model.objective import Objective
 from zbsolve.model.options import is_extended, require_plain
 from zbsolve.model.recompute import unfold
 from zbsolve.model.schedule import Schedule
@@ -54,7 +55,6 @@ from zbsolve.solver.with_options import candidates, neighbours, without_options
 
 log = logging.getLogger(__name__)
 
-Objective = Literal["makespan", "span"]
 
 # The time limit is kept up to so many tasks; the first plan of more takes what it takes.
 LIMIT_KEPT_TASKS = 65_536
