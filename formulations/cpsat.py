@@ -26,7 +26,7 @@ from ortools.sat.python import cp_model
 from zbsolve.bounds.waits import memory_precedences
 from zbsolve.bounds.ways import round_trip
 from zbsolve.bounds.windows import windows
-from zbsolve.formulations.common import FormulationResult, common_unit, conclude
+from zbsolve.formulations.common import FormulationResult, common_unit, conclude, never
 from zbsolve.formulations.ticks import Ticks, make_ticks
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
@@ -503,6 +503,7 @@ def solve_cpsat(
     workers: int = 2,
     stop_at_gap: float = 0.0,
     on_improvement: Callable[[Orders, float], None] | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> FormulationResult:
     """Solve with CP-SAT.
 
@@ -522,6 +523,8 @@ def solve_cpsat(
         Stop once (cost - bound) / cost is within this.
     on_improvement : callable, optional
         Called from the solver's thread with each better solution's orders and the bound so far.
+    stopped : callable
+        Asked ten times a second: whether to end early.
 
     Returns
     -------
@@ -532,7 +535,9 @@ def solve_cpsat(
     warm = None if hint is None else canonical(instance, hint.orders)
     candidates: list[Orders] = [] if warm is None else [warm]
 
-    def answer(bound: float | None, infeasible: bool, native: str) -> FormulationResult:
+    def answer(
+        bound: float | None, infeasible: bool, native: str, work: float | None = None
+    ) -> FormulationResult:
         if lower_bound > 0:
             bound = max(lower_bound, bound or 0.0)
         return conclude(
@@ -545,6 +550,7 @@ def solve_cpsat(
             solver=SOLVER,
             version=version("ortools"),
             seconds=time.monotonic() - begun,
+            work=work,
         )
 
     if hint is not None and hint.cost(objective) <= lower_bound * (1 + OPTIMAL_GAP / 2):
@@ -580,21 +586,22 @@ def solve_cpsat(
         parameters.subsolvers.extend(("objective_lb_search", "quick_restart"))
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
-    native = solve_interruptibly(solver, built.model, callback)
+    native = solve_interruptibly(solver, built.model, callback, stopped)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
     if native in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         candidates.append(built.orders(solver.value))
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
-    return answer(bound, native == cp_model.INFEASIBLE, name)
+    return answer(bound, native == cp_model.INFEASIBLE, name, solver.deterministic_time)
 
 
 def solve_interruptibly(
     solver: cp_model.CpSolver,
     model: cp_model.CpModel,
     callback: cp_model.CpSolverSolutionCallback | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> cp_model.CpSolverStatus:
-    """``solver.solve``, but Ctrl-C stops it at once and is a ``KeyboardInterrupt`` here.
+    """``solver.solve``, but ``stopped`` ends it, and Ctrl-C does at once and is a ``KeyboardInterrupt`` here.
 
     CP-SAT's own handler would end this one search and hide the interrupt from whoever called it. A model that
     CP-SAT rejects is an ``AssertionError``: a fault of ours.
@@ -614,7 +621,8 @@ def solve_interruptibly(
     try:
         thread.start()
         while not over.wait(0.1):  # with a time limit: only then do signals get through
-            pass
+            if stopped():
+                solver.stop_search()  # lost when the search has not begun yet: asked again
     except KeyboardInterrupt:
         while thread.ident is not None and not over.wait(0.1):
             solver.stop_search()  # lost when the search has not begun yet: asked again
