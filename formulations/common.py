@@ -62,7 +62,7 @@ class FormulationResult:
     pairs : set of (Task, Task)
         Which neighbours in the orders run as F&B pairs.
     work : float, optional
-        Deterministic seconds that its search took, where the solver counts them.
+        Seconds that its search stands for, where the solver counts its work.
     """
 
     status: Status

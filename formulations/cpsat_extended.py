@@ -28,6 +28,7 @@ from zbsolve.formulations.cpsat import (
     ENERGY_BITS,
     MEMORY_BITS,
     SOLVER,
+    WORKERS,
     OutOfTimeError,
     memory_units,
     solve_interruptibly,
@@ -382,7 +383,7 @@ def solve_extended(
     lower_bound: float = 0.0,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
     stop_at_gap: float = 0.0,
     on_improvement: Callable[[Orders, Pairs], object] | None = None,
     stopped: Callable[[], bool] = never,
@@ -451,7 +452,7 @@ def solve_extended(
         else:
             found = None if check(instance, timed) else timed
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
-    return answer(found, bound, name, native == cp_model.INFEASIBLE, solver.deterministic_time)
+    return answer(found, bound, name, native == cp_model.INFEASIBLE, solver.deterministic_time / WORKERS)
 
 
 class _Improvements(cp_model.CpSolverSolutionCallback):

@@ -20,6 +20,7 @@ from zbsolve.bounds.waits import Lag
 from zbsolve.formulations.common import never
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
+    WORKERS,
     CpSatModel,
     Moments,
     OutOfTimeError,
@@ -102,7 +103,7 @@ def first_microbatches(orders: Orders, number: int) -> Orders:
 class LagAnswer:
     """A proven lag, whether some schedule of the few micro-batches has no longer one, and what it took.
 
-    ``work``: deterministic seconds.
+    ``work``: the seconds that its search stands for.
     """
 
     lag: Lag
@@ -120,7 +121,7 @@ def prove_lag(
     time_limit: float,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
     stopped: Callable[[], bool] = never,
 ) -> LagAnswer | None:
     """The highest proven :class:`~zbsolve.bounds.waits.Lag` of a stage over ``distance``, if any.
@@ -159,7 +160,7 @@ def prove_lag(
     value = _lag_value(built, solver.best_objective_bound)
     log.info("lag of stage %d over %d: %g (%s)", stage, distance, value, solver.status_name(native))
     return LagAnswer(
-        Lag(stage, distance, value, to_end), native == cp_model.OPTIMAL, solver.deterministic_time
+        Lag(stage, distance, value, to_end), native == cp_model.OPTIMAL, solver.deterministic_time / WORKERS
     )
 
 

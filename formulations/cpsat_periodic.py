@@ -21,7 +21,7 @@ from ortools.sat.python import cp_model
 
 from zbsolve.bounds.waits import room
 from zbsolve.formulations.common import never
-from zbsolve.formulations.cpsat import solve_interruptibly
+from zbsolve.formulations.cpsat import WORKERS, solve_interruptibly
 from zbsolve.model.graph import Task, duration
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import BW, B, F, TaskKind, W
@@ -235,7 +235,7 @@ def find_pattern(
     time_limit: float,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
     stopped: Callable[[], bool] = never,
 ) -> Pattern | None:
     """A pattern of this period within every cap, or None when none was found in time.

@@ -22,15 +22,16 @@ from zbsolve.solver.with_options import candidates, neighbours
 
 log = logging.getLogger(__name__)
 
-# Seconds that plain Python takes to time a task, to run a policy, to pair neighbours (measured), and to begin
-# one of the larger searches.
+# Seconds that plain Python takes to time a task, for a move (many are refused half-way), to run a policy, to
+# pair neighbours (measured), and to begin one of the larger searches.
 SECONDS_A_TASK = 5e-6
+MOVE_SECONDS_A_TASK = 2e-6
 POLICY_SECONDS_A_TASK = 5 * SECONDS_A_TASK
 PAIRING_SECONDS_A_TASK = 4 * SECONDS_A_TASK
 BEGINNING_SECONDS_A_TASK = 20 * SECONDS_A_TASK
 # The exact model at once on so few tasks, with its share of the time; its share at last.
 EXACT_AT_ONCE_TASKS, EXACT_AT_ONCE_SHARE = 150, 0.5
-EXACT_SHARE = 0.4
+EXACT_SHARE = 0.3
 # Shares of the catalogue and again of first policies, and of the descent over policies.
 FIRST_PLANS_SHARE, POLICIES_SHARE = 0.15, 0.2
 # Annealing in rounds: short enough to stop on time, and enough of them to cool down.
@@ -134,7 +135,7 @@ def anneal(search: Search) -> None:
     share = 1.0 - EXACT_SHARE if fitting(LAST_RESORT, instance) else 1.0
     part = search.budget.part(share * search.left)
     given = part.left
-    pace = Pace(part, SECONDS_A_TASK * instance.num_tasks)
+    pace = Pace(part, MOVE_SECONDS_A_TASK * instance.num_tasks)
     while not search.done and not part.over():
         warmth = part.left / given
         round_seconds = min(ROUND_SECONDS, given / LEAST_ROUNDS, part.left)
