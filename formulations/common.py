@@ -27,6 +27,11 @@ from zbsolve.search.canonical import Orders
 log = logging.getLogger(__name__)
 
 
+def never() -> bool:
+    """The answer of a question that is asked again and again, where nobody else answers it."""
+    return False
+
+
 class Status(StrEnum):
     """What a formulation has shown, never more than the solver truly proved."""
 
@@ -56,6 +61,8 @@ class FormulationResult:
         Wall time, model building included.
     pairs : set of (Task, Task)
         Which neighbours in the orders run as F&B pairs.
+    work : float, optional
+        Seconds that its search stands for, where the solver counts its work.
     """
 
     status: Status
@@ -66,6 +73,7 @@ class FormulationResult:
     version: str
     seconds: float
     pairs: Pairs = NO_PAIRS
+    work: float | None = None
 
 
 def serial_length(instance: Instance) -> float:
@@ -87,6 +95,7 @@ def conclude(
     solver: str,
     version: str,
     seconds: float,
+    work: float | None = None,
 ) -> FormulationResult:
     """Judge what a solver left: keep the best valid orders by their true cost, and say what is proven.
 
@@ -110,7 +119,7 @@ def conclude(
         bound = None if bound is None else min(bound, best_cost)
     else:
         status = Status.INFEASIBLE if infeasible else Status.UNKNOWN
-    return FormulationResult(status, best, bound, native_status, solver, version, seconds)
+    return FormulationResult(status, best, bound, native_status, solver, version, seconds, work=work)
 
 
 # A ratio of durations, or of amounts of memory, is a fraction of at most this denominator to within the

@@ -25,7 +25,7 @@ from ortools.sat.python import cp_model
 from zbsolve.bounds.arcs import Arc, Reason, pass_arcs
 from zbsolve.bounds.ways import round_trip
 from zbsolve.bounds.windows import windows
-from zbsolve.formulations.common import FormulationResult, common_unit, conclude
+from zbsolve.formulations.common import FormulationResult, common_unit, conclude, never
 from zbsolve.formulations.ticks import Ticks, make_ticks
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
@@ -42,6 +42,9 @@ SOLVER = "cpsat"
 # CP-SAT refuses cumulative constraints whose sizes times demands may leave 64 bits.
 ENERGY_BITS = 61
 MEMORY_BITS = 30
+
+# Searches side by side, but one in deterministic mode: its work counts as that much less time.
+WORKERS = 2
 
 # Deterministic mode must not end by the clock on the wall; this many times the limit is the emergency stop.
 DETERMINISTIC_WALL_FACTOR = 20.0
@@ -509,9 +512,10 @@ def solve_cpsat(
     lower_bound: float = 0.0,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
     stop_at_gap: float = 0.0,
     on_improvement: Callable[[Orders, float], None] | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> FormulationResult:
     """Solve with CP-SAT.
 
@@ -531,6 +535,8 @@ def solve_cpsat(
         Stop once (cost - bound) / cost is within this.
     on_improvement : callable, optional
         Called from the solver's thread with each better solution's orders and the bound so far.
+    stopped : callable
+        Asked ten times a second: whether to end early.
 
     Returns
     -------
@@ -541,7 +547,9 @@ def solve_cpsat(
     warm = None if hint is None else canonical(instance, hint.orders)
     candidates: list[Orders] = [] if warm is None else [warm]
 
-    def answer(bound: float | None, infeasible: bool, native: str) -> FormulationResult:
+    def answer(
+        bound: float | None, infeasible: bool, native: str, work: float | None = None
+    ) -> FormulationResult:
         if lower_bound > 0:
             bound = max(lower_bound, bound or 0.0)
         return conclude(
@@ -554,6 +562,7 @@ def solve_cpsat(
             solver=SOLVER,
             version=version("ortools"),
             seconds=time.monotonic() - begun,
+            work=work,
         )
 
     if hint is not None and hint.cost(objective) <= lower_bound * (1 + OPTIMAL_GAP / 2):
@@ -589,21 +598,22 @@ def solve_cpsat(
         parameters.subsolvers.extend(("objective_lb_search", "quick_restart"))
 
     callback = _Improvements(built, on_improvement) if on_improvement is not None else None
-    native = solve_interruptibly(solver, built.model, callback)
+    native = solve_interruptibly(solver, built.model, callback, stopped)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
     if native in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         candidates.append(built.orders(solver.value))
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
-    return answer(bound, native == cp_model.INFEASIBLE, name)
+    return answer(bound, native == cp_model.INFEASIBLE, name, solver.deterministic_time / WORKERS)
 
 
 def solve_interruptibly(
     solver: cp_model.CpSolver,
     model: cp_model.CpModel,
     callback: cp_model.CpSolverSolutionCallback | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> cp_model.CpSolverStatus:
-    """``solver.solve``, but Ctrl-C stops it at once and is a ``KeyboardInterrupt`` here.
+    """``solver.solve``, but ``stopped`` ends it, and Ctrl-C does at once and is a ``KeyboardInterrupt`` here.
 
     CP-SAT's own handler would end this one search and hide the interrupt from whoever called it. A model that
     CP-SAT rejects is an ``AssertionError``: a fault of ours.
@@ -623,7 +633,8 @@ def solve_interruptibly(
     try:
         thread.start()
         while not over.wait(0.1):  # with a time limit: only then do signals get through
-            pass
+            if stopped():
+                solver.stop_search()  # lost when the search has not begun yet: asked again
     except KeyboardInterrupt:
         while thread.ident is not None and not over.wait(0.1):
             solver.stop_search()  # lost when the search has not begun yet: asked again

@@ -23,12 +23,13 @@ from ortools.sat.python import cp_model
 from zbsolve.bounds.arcs import Arc, dependencies, order_arcs
 from zbsolve.bounds.waits import back
 from zbsolve.bounds.ways import least_way_home, least_way_out
-from zbsolve.formulations.common import FormulationResult, Status
+from zbsolve.formulations.common import FormulationResult, Status, never
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
     ENERGY_BITS,
     MEMORY_BITS,
     SOLVER,
+    WORKERS,
     OutOfTimeError,
     memory_units,
     solve_interruptibly,
@@ -373,9 +374,10 @@ def solve_extended(
     lower_bound: float = 0.0,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
     stop_at_gap: float = 0.0,
     on_improvement: Callable[[Orders, Pairs], object] | None = None,
+    stopped: Callable[[], bool] = never,
 ) -> FormulationResult:
     """Solve with CP-SAT; parameters as of :func:`zbsolve.formulations.cpsat.solve_cpsat`.
 
@@ -384,7 +386,7 @@ def solve_extended(
     begun = time.monotonic()
 
     def answer(
-        found: Schedule | None, bound: float | None, native: str, infeasible: bool
+        found: Schedule | None, bound: float | None, native: str, infeasible: bool, work: float | None = None
     ) -> FormulationResult:
         best = hint
         if found is not None and (best is None or found.cost(objective) < best.cost(objective)):
@@ -406,6 +408,7 @@ def solve_extended(
             version("ortools"),
             time.monotonic() - begun,
             NO_PAIRS if best is None else best.pairs,
+            work,
         )
 
     try:
@@ -427,7 +430,7 @@ def solve_extended(
         # The incumbent is good already when this begins: one worker on the bound, one on everything.
         parameters.subsolvers.extend(("objective_lb_search", "quick_restart"))
     callback = None if on_improvement is None else _Improvements(built, on_improvement)
-    native = solve_interruptibly(solver, built.model, callback)
+    native = solve_interruptibly(solver, built.model, callback, stopped)
     name = str(solver.status_name(native))
     log.info("cpsat: %s, cost %s, bound %s ticks", name, solver.objective_value, solver.best_objective_bound)
     found = None
@@ -440,7 +443,7 @@ def solve_extended(
         else:
             found = None if check(instance, timed) else timed
     bound = None if native == cp_model.INFEASIBLE else built.ticks.to_bound(solver.best_objective_bound)
-    return answer(found, bound, name, native == cp_model.INFEASIBLE)
+    return answer(found, bound, name, native == cp_model.INFEASIBLE, solver.deterministic_time / WORKERS)
 
 
 class _Improvements(cp_model.CpSolverSolutionCallback):

@@ -11,13 +11,16 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
 from zbsolve.bounds.waits import Lag, LagAnswer
+from zbsolve.formulations.common import never
 from zbsolve.formulations.cpsat import (
     DETERMINISTIC_WALL_FACTOR,
+    WORKERS,
     CpSatModel,
     Moments,
     OutOfTimeError,
@@ -106,7 +109,8 @@ def prove_lag(
     time_limit: float,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
+    stopped: Callable[[], bool] = never,
 ) -> LagAnswer | None:
     """The highest proven :class:`~zbsolve.bounds.waits.Lag` of a stage over ``distance``, if any.
 
@@ -116,6 +120,8 @@ def prove_lag(
         Canonical orders of a valid schedule of the instance: where the search starts.
     time_limit : float
         Seconds, deterministic ones in deterministic mode.
+    stopped : callable
+        Asked ten times a second: whether to end early.
     """
     until = time.monotonic() + time_limit
     number = distance if to_end else distance + 1
@@ -136,12 +142,14 @@ def prove_lag(
     else:
         parameters.num_workers = workers
         parameters.max_time_in_seconds = max(1e-3, until - time.monotonic())
-    native = solve_interruptibly(solver, built.model)
+    native = solve_interruptibly(solver, built.model, stopped=stopped)
     if native not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     value = _lag_value(built, solver.best_objective_bound)
     log.info("lag of stage %d over %d: %g (%s)", stage, distance, value, solver.status_name(native))
-    return LagAnswer(Lag(stage, distance, value, to_end), native == cp_model.OPTIMAL)
+    return LagAnswer(
+        Lag(stage, distance, value, to_end), native == cp_model.OPTIMAL, solver.deterministic_time / WORKERS
+    )
 
 
 def _lag_value(built: LagModel, steps: float) -> float:

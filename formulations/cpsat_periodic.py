@@ -13,13 +13,15 @@ It does not prove anything: an optimal schedule need not be periodic.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
 from ortools.sat.python import cp_model
 
 from zbsolve.bounds.waits import room
-from zbsolve.formulations.cpsat import solve_interruptibly
+from zbsolve.formulations.common import never
+from zbsolve.formulations.cpsat import WORKERS, solve_interruptibly
 from zbsolve.model.graph import Task, duration
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import BW, B, F, TaskKind, W
@@ -233,9 +235,13 @@ def find_pattern(
     time_limit: float,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int = 2,
+    workers: int = WORKERS,
+    stopped: Callable[[], bool] = never,
 ) -> Pattern | None:
-    """A pattern of this period within every cap, or None when none was found in time."""
+    """A pattern of this period within every cap, or None when none was found in time.
+
+    ``stopped`` is asked ten times a second: whether to end early.
+    """
     built = PeriodicModel(instance, period, fused)
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = seed
@@ -245,7 +251,7 @@ def find_pattern(
     else:
         solver.parameters.num_workers = workers
         solver.parameters.max_time_in_seconds = time_limit
-    native = solve_interruptibly(solver, built.model)
+    native = solve_interruptibly(solver, built.model, stopped=stopped)
     if native not in (cp_model.OPTIMAL, cp_model.FEASIBLE) or solver.objective_value > 0:
         return None
     starts = {

@@ -35,7 +35,7 @@ from pulp.apis.core import PulpSolverError
 from zbsolve.bounds.arcs import pass_arcs
 from zbsolve.bounds.waits import room
 from zbsolve.errors import EnvironmentFailedError
-from zbsolve.formulations.common import FormulationResult, conclude, serial_length
+from zbsolve.formulations.common import FormulationResult, conclude, never, serial_length
 from zbsolve.formulations.ticks import make_ticks
 from zbsolve.model.graph import Task, TaskGraph, duration
 from zbsolve.model.instance import Instance
@@ -419,6 +419,7 @@ def solve_milp(
     hint: Schedule | None = None,
     lower_bound: float = 0.0,
     seed: int = 0,
+    stopped: Callable[[], bool] = never,
 ) -> FormulationResult:
     """Solve with PuLP.
 
@@ -434,6 +435,8 @@ def solve_milp(
         A valid schedule; the answer is never worse.
     lower_bound : float
         A proven lower bound in the time unit.
+    stopped : callable
+        Asked again and again: whether to end early.
 
     Returns
     -------
@@ -470,7 +473,7 @@ def solve_milp(
         built = MilpModel(instance, objective, warm, lower_bound, deadline)
     except _OutOfTimeError:
         return answer(None, _Native("time limit while building the model", False, None, False, ""))
-    native = solve(built, deadline, seed)
+    native = solve(built, deadline, seed, stopped)
     log.info("milp-%s: %s, bound %s", backend, native.word, native.bound)
     if native.has_values:
         candidates.append(built.orders())
@@ -492,7 +495,7 @@ def _bound(built: MilpModel, native: _Native) -> float | None:
     return max(0.0, bound - margin)
 
 
-def _solve_highs(built: MilpModel, deadline: float, seed: int) -> _Native:
+def _solve_highs(built: MilpModel, deadline: float, seed: int, stopped: Callable[[], bool]) -> _Native:
     solver = pulp.HiGHS(
         msg=False,
         timeLimit=max(0.01, deadline - time.monotonic()),
@@ -509,7 +512,7 @@ def _solve_highs(built: MilpModel, deadline: float, seed: int) -> _Native:
     variables = problem.variables()
 
     def interrupt(_kind: int, _text: str, _output: Any, given: Any, _data: Any) -> None:
-        if time.monotonic() > deadline + GRACE_SECONDS:
+        if stopped() or time.monotonic() > deadline + GRACE_SECONDS:
             given.user_interrupt = True
 
     model.setCallback(interrupt, None)
@@ -556,7 +559,7 @@ def _stdout_closed() -> Iterator[None]:
         os.close(sink)
 
 
-def _solve_cbc(built: MilpModel, deadline: float, seed: int) -> _Native:
+def _solve_cbc(built: MilpModel, deadline: float, seed: int, stopped: Callable[[], bool]) -> _Native:
     """Run the CBC binary that PuLP bundles; PuLP writes and reads its files, the log says what is proven."""
     try:
         solver = pulp.PULP_CBC_CMD(msg=False, keepFiles=True)
@@ -577,8 +580,8 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int) -> _Native:
         command += ["-integerTolerance", str(ROW_FEASIBILITY), "-randomCbcSeed", str(seed + 1)]
         command += ["-solve", "-printingOptions", "all", "-solution", str(solution)]
         begun = time.monotonic()
-        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS)
-        in_time = time.monotonic() - begun < seconds
+        _run(command, output, begun + seconds * (1 + GRACE_SHARE) + GRACE_SECONDS, stopped)
+        in_time = time.monotonic() - begun < seconds and not stopped()
         text = output.read_text(encoding="utf-8", errors="replace")
         native = _read_cbc_log(text, in_time)
         if native.has_values and solution.exists():
@@ -588,8 +591,8 @@ def _solve_cbc(built: MilpModel, deadline: float, seed: int) -> _Native:
         return native._replace(has_values=False)
 
 
-def _run(command: Sequence[str], output: Path, kill_at: float) -> None:
-    """Run a solver binary; kill it when it overruns its own limit."""
+def _run(command: Sequence[str], output: Path, kill_at: float, stopped: Callable[[], bool]) -> None:
+    """Run a solver binary; kill it when it overruns its own limit, or is to end early."""
     try:
         with output.open("wb") as file:
             process = subprocess.Popen(
@@ -601,7 +604,7 @@ def _run(command: Sequence[str], output: Path, kill_at: float) -> None:
             "milp-highs"
         ) from None
     try:
-        while process.poll() is None and time.monotonic() < kill_at:
+        while process.poll() is None and time.monotonic() < kill_at and not stopped():
             try:
                 process.wait(timeout=0.05)
             except subprocess.TimeoutExpired:

@@ -33,7 +33,8 @@ from zbsolve.plan.actions import COMPUTE_OPS
 from zbsolve.plan.certificate import Proof
 from zbsolve.plan.plan import Plan
 from zbsolve.report.bench_tables import COLUMNS, cells, markdown_section, plain_line, write_markdown
-from zbsolve.solver.portfolio import LIMIT_KEPT_TASKS, solve
+from zbsolve.solver.portfolio import solve
+from zbsolve.solver.state import LIMIT_KEPT_TASKS
 from zbsolve.solver.verify import reverify
 
 EMPTY = Known(schema="zbsolve.known/1", source="tests", instances={})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zbsolve.solver.portfolio as solver_module
+import zbsolve.solver.state as state_module
 from tests.test_search import random_instance
 from zbsolve.bounds.catalogue import all_bounds, best_bound
 from zbsolve.bounds.refutation import Refutation
@@ -20,7 +20,9 @@ from zbsolve.model.instance import Instance, Placement, equal_stages
 from zbsolve.plan.check import check_plan
 from zbsolve.search.list_scheduler import ListScheduler
 from zbsolve.search.policies import automatic
-from zbsolve.solver.portfolio import solve
+from zbsolve.solver.construct import construct
+from zbsolve.solver.portfolio import SOLVERS, solve
+from zbsolve.solver.state import Search
 
 
 def ticking(step: float) -> Callable[[], float]:
@@ -85,9 +87,9 @@ def open_instances() -> list[Instance]:
 
 def looks_of(number: int, instance: Instance, seconds: float) -> int:
     """How often a phase of ``auto`` looks at a clock on which each look takes 10 ms."""
-    search = solver_module._Search(instance, "makespan", 100.0, 0, False, 0.0, None)
+    search = Search(instance, "makespan", 100.0, 0, False, 0.0)
     search.prove(best_bound(instance, "makespan"))
-    solver_module._construct(search)
+    construct(search)
     assert not search.done
     before, looks, began = search.cost, 0, search.budget.spent
 
@@ -98,12 +100,12 @@ def looks_of(number: int, instance: Instance, seconds: float) -> int:
 
     search.budget = Budget(seconds, clock)
     search.refutation = Refutation(instance, "makespan")
-    solver_module.SOLVERS["auto"][number](search)
+    SOLVERS["auto"][number](search)
     assert search.cost == before or seconds > 0
     return looks
 
 
-@pytest.mark.parametrize("number", range(len(solver_module.SOLVERS["auto"])))
+@pytest.mark.parametrize("number", range(len(SOLVERS["auto"])))
 def test_a_phase_without_time_ends_at_once(number: int) -> None:
     """With its budget overdrawn no phase changes the plan, nor gets far; with 2 s each would have.
 
@@ -130,7 +132,7 @@ def test_a_limit_that_passes_anywhere_leaves_a_valid_plan(
     for instance in open_instances:
         if not deterministic:
             monkeypatch.setattr(
-                solver_module, "Budget", lambda seconds, looks=looks: Budget(seconds, ticking(1.0))
+                state_module, "Budget", lambda seconds, stop: Budget(seconds, ticking(1.0), stop)
             )
         limit = 0.01 * (looks + 1) if deterministic else float(looks + 1)
         plan = solve(instance, time_limit=limit, deterministic=deterministic).plan
@@ -171,7 +173,7 @@ def test_a_large_step_says_that_the_limit_left_time_for_little(
     A second of counts, far more than the heuristics of a small instance take, is worth no note.
     """
     instance = open_instances[0]
-    monkeypatch.setattr(solver_module, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(state_module, "GRACE_SECONDS", 0.0)
     short = solve(instance, time_limit=1e-6, deterministic=True)
     assert check_plan(short.plan) == []
     assert f"1e-06 s leaves {instance.num_tasks} tasks no time for more than a first plan" in short.note

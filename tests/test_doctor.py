@@ -48,10 +48,10 @@ def test_a_missing_package_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -
 def test_a_solver_that_fails_or_lies_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A binary that does not run, and an answer that is not the optimum."""
 
-    def fail() -> None:
+    def fail(*_: object, **__: object) -> None:
         raise EnvironmentFailedError("cbc: cannot be executed")
 
-    monkeypatch.setattr(doctor, "_try_milp", lambda _: fail)
+    monkeypatch.setattr("zbsolve.formulations.milp.solve_milp", fail)
     monkeypatch.setattr(doctor, "KNOWN_OPTIMUM", 6.0)
     findings = {finding.part: finding for finding in examine()}
     assert findings["MILP with CBC"].state is State.BROKEN

@@ -14,10 +14,11 @@ from zbsolve.baselines import BASELINES
 from zbsolve.baselines.base import orders_for
 from zbsolve.baselines.greedy import greedy_candidates
 from zbsolve.benchmark.known import load_known, shipped_path
-from zbsolve.benchmark.suites import OBJECTIVES, make_cases
+from zbsolve.benchmark.suites import make_cases
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.model.instance import Instance, equal_stages
 from zbsolve.model.judge import check
+from zbsolve.model.objective import OBJECTIVES
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.serial import require_feasible, serial_orders
 from zbsolve.model.simulator import simulate, simulate_for

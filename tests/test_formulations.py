@@ -14,13 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.backends import answers_of
 from tests.brute_force import brute_force
 from tests.strategies import small_instances
 from zbsolve.errors import EnvironmentFailedError
 from zbsolve.formulations import milp
+from zbsolve.formulations.backends import BACKENDS
 from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import solve_cpsat
-from zbsolve.formulations.milp import solve_milp
 from zbsolve.formulations.ticks import make_ticks
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance, equal_stages, make_instance
@@ -32,18 +33,12 @@ from zbsolve.search.canonical import canonical
 Solve = Callable[..., FormulationResult]
 
 
-def solve_highs(instance: Instance, objective: str, **options: object) -> FormulationResult:
-    return solve_milp(instance, objective, backend="highs", **options)  # type: ignore[arg-type]
-
-
-def solve_cbc(instance: Instance, objective: str, **options: object) -> FormulationResult:
-    return solve_milp(instance, objective, backend="cbc", **options)  # type: ignore[arg-type]
-
-
 # PuLP 3 announces the interface of PuLP 4, which the requirements exclude.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:pulp")
 
-SOLVERS: dict[str, Solve] = {"cpsat": solve_cpsat, "milp-highs": solve_highs, "milp-cbc": solve_cbc}
+SOLVERS: dict[str, Solve] = {
+    backend.name: answers_of(backend) for backend in BACKENDS if backend.models(equal_stages(2, 2))
+}
 OBJECTIVES = ("makespan", "span")
 RANDOM = settings(
     derandomize=True,
@@ -288,7 +283,7 @@ def test_a_missing_or_unusable_cbc_is_named_in_one_line(
     for path in (tmp_path / "absent", plain):
         monkeypatch.setattr("pulp.PULP_CBC_CMD.pulp_cbc_path", str(path))
         with pytest.raises(EnvironmentFailedError) as caught:
-            solve_cbc(equal_stages(2, 2), "makespan", time_limit=5.0)
+            SOLVERS["milp-cbc"](equal_stages(2, 2), "makespan", time_limit=5.0)
         message = str(caught.value)
         assert str(path) in message
         assert "choose cpsat" in message

@@ -34,6 +34,7 @@ from zbsolve.plan.check import check_plan
 from zbsolve.plan.plan import Plan, parse_plan
 from zbsolve.solver import portfolio as solver
 from zbsolve.solver.portfolio import solve
+from zbsolve.solver.prove import refute
 from zbsolve.solver.verify import reverify
 
 FloatArray = NDArray[np.float64]
@@ -389,7 +390,7 @@ def serial_plan(instance: Instance, bound: Bound) -> Plan:
 
 def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a wide V names the method; a bound that it does not give is found out."""
-    monkeypatch.setitem(solver.SOLVERS, "auto", (solver._refute,))
+    monkeypatch.setitem(solver.SOLVERS, "auto", (refute,))
     instance = random_instance(25).with_changes(num_microbatches=5)
     plan = solve(instance, time_limit=20).plan
     assert plan.bound_proof.method == "device orders"
@@ -406,7 +407,7 @@ def test_a_plan_proven_by_orders_is_proven_again(monkeypatch: pytest.MonkeyPatch
 def test_refuting_ends_at_the_target_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Halving would go on: of the bounds that are within the target, the first is the last."""
     instance = random_instance(25).with_changes(num_microbatches=6)
-    monkeypatch.setitem(solver.SOLVERS, "auto", (solver._refute,))
+    monkeypatch.setitem(solver.SOLVERS, "auto", (refute,))
     target = 0.98 * solve(instance, solver="heuristic").plan.gap
     found = solve(instance, time_limit=20, gap=target)
     assert found.history[-1].who == "device orders"

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.backends import answers_of
 from zbsolve.errors import InfeasibleError
+from zbsolve.formulations.backends import BACKENDS
 from zbsolve.formulations.common import FormulationResult, Status
-from zbsolve.formulations.cpsat import solve_cpsat
-from zbsolve.formulations.milp import solve_milp
 from zbsolve.model.instance import Instance, equal_stages, make_instance
 from zbsolve.model.judge import check
 from zbsolve.model.schedule import Schedule
@@ -24,9 +24,7 @@ from zbsolve.solver.portfolio import solve
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:pulp")
 
 SOLVERS: dict[str, Callable[..., FormulationResult]] = {
-    "cpsat": solve_cpsat,
-    "milp-highs": lambda *args, **options: solve_milp(*args, backend="highs", **options),
-    "milp-cbc": lambda *args, **options: solve_milp(*args, backend="cbc", **options),
+    backend.name: answers_of(backend) for backend in BACKENDS if backend.models(equal_stages(2, 2))
 }
 
 

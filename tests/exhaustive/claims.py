@@ -19,10 +19,11 @@ from tests.exhaustive.enumeration import Orders, least_span, memory, timed
 from tests.exhaustive.judging import Programs, drawn, mutated, placed, valid
 from tests.exhaustive.problem import Data, Problem, read
 from tests.exhaustive.search import Optimum, named, search
+from zbsolve.bounds.argument import Known
+from zbsolve.bounds.arguments.work_and_way import work_bounds
 from zbsolve.bounds.bound import Bound
-from zbsolve.bounds.catalogue import all_bounds, best_bound, window_bounds
+from zbsolve.bounds.catalogue import all_bounds, best_bound, bounds_from_lags
 from zbsolve.bounds.refutation import Refutation, refuted_bounds, shaved_bounds
-from zbsolve.bounds.with_options import work_bounds
 from zbsolve.errors import InfeasibleError, InputError
 from zbsolve.formulations.common import FormulationResult, Status
 from zbsolve.formulations.cpsat import solve_cpsat
@@ -99,7 +100,7 @@ def of_bounds(data: Data) -> Iterator[str]:
             return
         if best is None:
             return
-        simple = (Bound(value, "work", said) for value, said, _ in work_bounds(instance, objective))
+        simple = work_bounds(instance, objective)
         for bound in (*all_bounds(instance, objective), *simple):
             if _above(bound.value, best.cost):
                 yield f"{bound.method} bound {bound.value:g} above {objective} {float(best.cost):g}"
@@ -211,7 +212,7 @@ def of_lags(data: Data) -> Iterator[str]:
     for objective in OBJECTIVES:
         best = _best(data, objective)
         assert best is not None
-        for bound in window_bounds(instance, objective, tuple(lags)):
+        for bound in bounds_from_lags(Known(instance, objective, lags=tuple(lags))):
             if _above(bound.value, best.cost):
                 yield f"{bound.value:g} above {objective} {float(best.cost):g}: {bound.statement}"
         if best.cost > 0 and Refutation(instance, objective, lags=tuple(lags)).refutes(float(best.cost)):

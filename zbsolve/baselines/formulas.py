@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from zbsolve.baselines import BASELINES
 from zbsolve.model.instance import Instance, Placement, equal_stages
+from zbsolve.model.objective import Objective
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.tolerances import TIME_RTOL
 from zbsolve.plan.make import peaks_of
@@ -85,7 +86,7 @@ class Formula:
     where: str
     text: str
     source: str
-    cost: Literal["makespan", "span"] = "makespan"
+    cost: Objective = "makespan"
     copies: int = 1
     peak_is_limit: bool = False
 

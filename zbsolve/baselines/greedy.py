@@ -20,6 +20,7 @@ from zbsolve.baselines.base import DeviceOrders, require_linear
 from zbsolve.baselines.construction import Construction, StuckError
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import B, F, TaskKind
+from zbsolve.model.objective import is_span
 
 
 class _Greedy(Construction):
@@ -111,7 +112,7 @@ class Greedy(NamedTuple):
 
     def costs(self, objective: str) -> tuple[float, float]:
         """The cost by name, makespan or span, and the other, to choose by."""
-        return (self.span, self.makespan) if objective == "span" else (self.makespan, self.span)
+        return (self.span, self.makespan) if is_span(objective) else (self.makespan, self.span)
 
 
 def greedy_candidates(instance: Instance) -> Iterator[Greedy]:

@@ -21,12 +21,12 @@ from zbsolve.files.atomic import write_json_atomically
 from zbsolve.files.documents import raise_first, read_document
 from zbsolve.files.models import FileModel
 from zbsolve.model.instance import Instance
+from zbsolve.model.objective import OBJECTIVES, Objective
 from zbsolve.model.tolerances import OPTIMAL_GAP
 from zbsolve.plan.certificate import Proof
 from zbsolve.plan.plan import Plan
 
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Objective = Literal["makespan", "span"]
 
 SCHEMA = "zbsolve.known/1"
 
@@ -196,6 +196,6 @@ def improved(known: Known, plan: Plan, date: str) -> Known:
     entry = known.instances.get(instance.name, Entry())
     own = digest(instance)
     others = (entry.best or {}) if entry.digest == own else {}
-    best = {name: b for name in ("makespan", "span") if (b := {**others, objective: new}.get(name))}
+    best = {name: b for name in OBJECTIVES if (b := {**others, objective: new}.get(name))}
     entry = entry.model_copy(update={"digest": own, "best": best})
     return known.model_copy(update={"instances": {**known.instances, instance.name: entry}})

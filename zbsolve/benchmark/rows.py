@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zbsolve import __version__
-from zbsolve.benchmark.known import Objective
+from zbsolve.model.objective import Objective
 from zbsolve.model.tolerances import OPTIMAL_GAP
 
 

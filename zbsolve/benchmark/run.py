@@ -10,25 +10,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 from zbsolve.baselines.comparison import one_f_one_b_cost
-from zbsolve.benchmark.known import Claim, Known, Objective, contradictions
+from zbsolve.benchmark.known import Claim, Known, contradictions
 from zbsolve.benchmark.rows import PlainRun, Report, Row
 from zbsolve.benchmark.suites import Case
 from zbsolve.errors import EnvironmentFailedError
+from zbsolve.formulations.backend import Question
+from zbsolve.formulations.backends import BACKENDS
 from zbsolve.formulations.common import FormulationResult
 from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
+from zbsolve.model.objective import Objective
 from zbsolve.model.simulator import simulate_for
 from zbsolve.plan.certificate import relative_gap
 from zbsolve.plan.plan import Plan
-from zbsolve.solver.portfolio import CPSAT_MOST_TASKS, Progress, solve
+from zbsolve.solver.portfolio import Progress, solve
 
 log = logging.getLogger(__name__)
-
-# Above these sizes the plain models are not built: they would not leave the root node within a minute.
-PLAIN_MOST_TASKS = {"cpsat": CPSAT_MOST_TASKS, "milp-highs": 1_000, "milp-cbc": 1_000}
 
 
 def run_cases(
@@ -134,38 +133,28 @@ def _make_row(
 
 
 def run_plain(instance: Instance, objective: Objective, time_limit: float, seed: int) -> Iterator[PlainRun]:
-    """CP-SAT, MILP by HiGHS and MILP by CBC on the bare model, each under the limit."""
+    """Every exact model that knows the instance's options, bare, each under the limit."""
     tasks = instance.num_tasks
-    for name, most in PLAIN_MOST_TASKS.items():
-        if tasks > most:
-            yield PlainRun(name, skipped=f"{tasks} tasks are over {most}")
+    question = Question(instance=instance, objective=objective, time_limit=time_limit, seed=seed)
+    for backend in BACKENDS:
+        if not backend.models(instance):
+            continue
+        if tasks > backend.most_tasks_alone:
+            yield PlainRun(backend.name, skipped=f"{tasks} tasks are over {backend.most_tasks_alone}")
             continue
         try:
-            result = _solve_plain(name, instance, objective, time_limit, seed)
+            result = backend.solve(question)
         except (EnvironmentFailedError, ImportError) as error:
-            yield PlainRun(name, skipped=str(error))
+            yield PlainRun(backend.name, skipped=str(error))
             continue
-        yield _judged(name, instance, objective, result)
-
-
-def _solve_plain(
-    name: str, instance: Instance, objective: Objective, time_limit: float, seed: int
-) -> FormulationResult:
-    if name == "cpsat":
-        from zbsolve.formulations.cpsat import solve_cpsat
-
-        return solve_cpsat(instance, objective, time_limit=time_limit, seed=seed)
-    from zbsolve.formulations.milp import solve_milp
-
-    backend: Literal["highs", "cbc"] = "highs" if name == "milp-highs" else "cbc"
-    return solve_milp(instance, objective, backend=backend, time_limit=time_limit, seed=seed)
+        yield _judged(backend.name, instance, objective, result)
 
 
 def _judged(name: str, instance: Instance, objective: Objective, result: FormulationResult) -> PlainRun:
     """A plain model's answer, re-timed and re-checked like every other."""
     cost = None
     if result.orders is not None:
-        schedule = simulate_for(instance, result.orders, objective)
+        schedule = simulate_for(instance, result.orders, objective, result.pairs)
         violations = check(instance, schedule)
         if violations:
             log.warning("plain %s: the schedule breaks a rule (%s): dropped", name, violations[0])

@@ -10,14 +10,12 @@ from importlib.resources import as_file, files
 from typing import NamedTuple
 
 from zbsolve.baselines import BASELINES
-from zbsolve.benchmark.known import Objective
 from zbsolve.benchmark.random_instances import SEEDS, random_instance
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance, equal_stages, load_instance
 from zbsolve.model.memory import peak_memory
+from zbsolve.model.objective import OBJECTIVES, Objective
 from zbsolve.words import pick
-
-OBJECTIVES: tuple[Objective, ...] = ("makespan", "span")
 
 
 @dataclass(frozen=True, slots=True)

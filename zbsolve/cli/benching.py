@@ -70,8 +70,9 @@ def bench_command(
     from zbsolve.benchmark.known import improved, load_known, save_known, shipped_path
     from zbsolve.benchmark.rows import Report, Row, summarise
     from zbsolve.benchmark.run import run_cases
-    from zbsolve.benchmark.suites import OBJECTIVES, make_cases
+    from zbsolve.benchmark.suites import make_cases
     from zbsolve.files.atomic import write_json_atomically
+    from zbsolve.model.objective import OBJECTIVES
     from zbsolve.report.bench_tables import (
         plain_line,
         summary_lines,

@@ -51,8 +51,8 @@ def solve_with_progress(instance: Instance, **options: Any) -> SolveResult:
                 f"bound {progress.bound:.6g}, gap {progress.gap:.2%} ({progress.who})"
             )
 
-        with one_stops_the_search():
-            result = solve(instance, progress=show, **options)
+        with one_stops_the_search() as stop:
+            result = solve(instance, progress=show, stop=stop, **options)
     if result.interrupted:
         say_interrupted()
     if result.note:

@@ -13,14 +13,16 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
 from zbsolve import __version__
 from zbsolve.errors import ZbsolveError
-from zbsolve.formulations.common import FormulationResult, Status
+from zbsolve.formulations.backend import Backend, Question
+from zbsolve.formulations.backends import BACKENDS
+from zbsolve.formulations.common import Status
 from zbsolve.model.instance import equal_stages
 from zbsolve.model.simulator import simulate
 from zbsolve.model.tolerances import same_figure
@@ -50,9 +52,7 @@ def examine() -> Iterator[Finding]:
     """Every part in turn; each can take a second or two."""
     yield Finding("zbsolve", State.OK, f"{__version__}, Python {platform.python_version()}")
     yield Finding("machine", State.OK, f"{platform.system()} {platform.machine()}, {_cores()} cores to use")
-    yield _solver("CP-SAT", "ortools", _try_cpsat, "exact proofs are left out: plans and bounds get weaker")
-    yield _solver("MILP with HiGHS", "highspy", _try_milp("highs"), "--solver milp falls back to CBC")
-    yield _solver("MILP with CBC", "pulp", _try_milp("cbc"), "--solver milp-cbc does not work")
+    yield from map(_solver, _solvers())
     yield _package("numba", "long searches run as plain Python, some 50 times slower")
     yield _package("matplotlib", "pictures (show -o x.png) do not work")
     yield _package("starlette", "playground does not work", 'pip install "zbsolve[playground]"')
@@ -62,7 +62,7 @@ def examine() -> Iterator[Finding]:
 
 def can_plan(findings: list[Finding]) -> bool:
     """Whether at least one exact solver works: without any, plans have weaker certificates."""
-    solvers = {"CP-SAT", "MILP with HiGHS", "MILP with CBC"}
+    solvers = {backend.title for backend in _solvers()}
     return any(finding.part in solvers and finding.state is State.OK for finding in findings)
 
 
@@ -85,14 +85,20 @@ TINY = equal_stages(2, 2)
 KNOWN_OPTIMUM = 7.0
 
 
-def _solver(part: str, package: str, attempt: Callable[[], FormulationResult], consequence: str) -> Finding:
+def _solvers() -> list[Backend]:
+    """The exact models that know the tiny instance: those with options need no library of their own."""
+    return [backend for backend in BACKENDS if backend.models(TINY)]
+
+
+def _solver(backend: Backend) -> Finding:
     """A solver is found when it proves the known optimum, not when it can be imported."""
+    part, package, consequence = backend.title, backend.package, backend.without
     try:
         release = version(package)
     except PackageNotFoundError:
         return Finding(part, State.ABSENT, "not installed", f"{consequence}: pip install {package}")
     try:
-        result = attempt()
+        result = backend.solve(Question(instance=TINY, objective="makespan", time_limit=20.0))
     except (ImportError, ZbsolveError) as error:
         reason = " ".join(str(error).split())
         return Finding(part, State.BROKEN, f"{package} {release}", f"{consequence}: {reason}")
@@ -101,21 +107,6 @@ def _solver(part: str, package: str, attempt: Callable[[], FormulationResult], c
         reason = f"says {result.native_status} of {cost:g}, the optimum is {KNOWN_OPTIMUM:g}"
         return Finding(part, State.BROKEN, f"{package} {release}", f"{consequence}: {reason}")
     return Finding(part, State.OK, f"{package} {release}, solved a test instance ({result.native_status})")
-
-
-def _try_cpsat() -> FormulationResult:
-    from zbsolve.formulations.cpsat import solve_cpsat
-
-    return solve_cpsat(TINY, "makespan", time_limit=20.0)
-
-
-def _try_milp(backend: str) -> Callable[[], FormulationResult]:
-    def attempt() -> FormulationResult:
-        from zbsolve.formulations.milp import solve_milp
-
-        return solve_milp(TINY, "makespan", backend="highs" if backend == "highs" else "cbc", time_limit=20.0)
-
-    return attempt
 
 
 # --- torch and the network -----------------------------------------------------------------------

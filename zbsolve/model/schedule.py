@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from zbsolve.model.graph import Task
 from zbsolve.model.kinds import BW, F
+from zbsolve.model.objective import is_span
 
 
 class TimedTask(NamedTuple):
@@ -49,7 +50,7 @@ class Schedule:
 
     def cost(self, objective: str) -> float:
         """``makespan`` or ``span``, by name."""
-        return self.span if objective == "span" else self.makespan
+        return self.span if is_span(objective) else self.makespan
 
     @cached_property
     def pairs(self) -> frozenset[tuple[Task, Task]]:

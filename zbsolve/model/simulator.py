@@ -28,6 +28,7 @@ from zbsolve.model.graph import Task, duration, needs, predecessors
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import BACKWARDS, FORWARDS, TaskKind
 from zbsolve.model.memory import NO_PAIRS, Pairs
+from zbsolve.model.objective import is_span
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.model.tolerances import ROUNDING
 
@@ -218,7 +219,7 @@ def simulate_least_span(instance: Instance, orders: Orders, pairs: Pairs = NO_PA
 
 def simulate_for(instance: Instance, orders: Orders, objective: str, pairs: Pairs = NO_PAIRS) -> Schedule:
     """Least makespan or least span of these orders, by the objective's name."""
-    if objective == "span":
+    if is_span(objective):
         return simulate_least_span(instance, orders, pairs)
     return simulate(instance, orders, pairs)
 

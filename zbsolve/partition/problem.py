@@ -15,6 +15,7 @@ from typing import Literal
 
 from zbsolve.errors import InputError
 from zbsolve.model.instance import Instance, ModelCut, Stage, make_instance, place
+from zbsolve.model.objective import Objective
 from zbsolve.partition.cluster import Cluster, DeviceClass, device_classes
 from zbsolve.partition.layers import Keep, LayerProfile, stage_of
 
@@ -60,7 +61,7 @@ class DecisionProblem:
     cluster: Cluster
     num_devices: int
     num_microbatches: int
-    objective: Literal["makespan", "span"] = "makespan"
+    objective: Objective = "makespan"
     placements: tuple[Placement, ...] = ("linear",)
     keeps: tuple[Keep, ...] = (Keep.plain,)
     split: tuple[int, ...] | None = None

@@ -38,7 +38,8 @@ from zbsolve.plan.plan import Plan
 from zbsolve.search.canonical import canonical
 from zbsolve.search.list_scheduler import ListScheduler
 from zbsolve.search.policies import affordable_patiences, automatic
-from zbsolve.solver.portfolio import COMPILE_FROM_SECONDS, certify, solve
+from zbsolve.solver.machine_code import COMPILE_FROM_SECONDS
+from zbsolve.solver.portfolio import certify, solve
 
 log = logging.getLogger(__name__)
 

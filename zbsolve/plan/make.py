@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from zbsolve.errors import InfeasibleError
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.judge import check
 from zbsolve.model.memory import peak_memory
+from zbsolve.model.objective import Objective
 from zbsolve.model.schedule import Schedule
 from zbsolve.model.tolerances import is_closed
 from zbsolve.plan.actions import Action, task_of
@@ -27,7 +26,7 @@ def make_plan(
     instance: Instance,
     schedule: Schedule,
     *,
-    objective: Literal["makespan", "span"],
+    objective: Objective,
     lower_bound: float,
     proof: Proof,
     solver: SolverInfo,

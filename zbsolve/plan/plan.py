@@ -23,6 +23,7 @@ from zbsolve.files.atomic import write_text_atomically
 from zbsolve.files.documents import raise_first, read_document
 from zbsolve.files.models import FileModel, JsonTuple
 from zbsolve.model.instance import Instance, parse_instance
+from zbsolve.model.objective import Objective, is_span
 from zbsolve.model.schedule import Schedule, TimedTask
 from zbsolve.plan.actions import Action, Finite, Program, task_of
 from zbsolve.plan.certificate import Proof, SolverInfo
@@ -41,7 +42,7 @@ class Plan(FileModel):
 
     schema_: Literal["zbsolve.plan/1"] = Field(default="zbsolve.plan/1", alias="schema")
     instance: Instance
-    objective: Literal["makespan", "span"]
+    objective: Objective
     status: Literal["optimal", "feasible"]
     makespan: Finite
     span: Finite
@@ -65,7 +66,7 @@ class Plan(FileModel):
     @property
     def cost(self) -> float:
         """Value of the plan's own objective."""
-        return self.span if self.objective == "span" else self.makespan
+        return self.span if is_span(self.objective) else self.makespan
 
     def schedule(self) -> Schedule:
         """The timed compute tasks, without messages."""

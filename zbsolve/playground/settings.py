@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from zbsolve.errors import InputError
 from zbsolve.files.documents import raise_first, require_schema
 from zbsolve.model.instance import SCHEMA, Instance, equal_stages, parse_instance
+from zbsolve.model.objective import Objective
 
 # Above this a page answers too slowly to play with; the command line has no such limit.
 MOST_TASKS = 60_000
@@ -49,7 +50,7 @@ class Settings(BaseModel):
     mem_b: Amount = 1.0
     mem_w: Amount = 0.5
     cap: Annotated[str, Field(max_length=40)] = ""
-    objective: Literal["makespan", "span"] = "makespan"
+    objective: Objective = "makespan"
     schedule: Annotated[str, Field(max_length=80)] = "1f1b"
     solver: Annotated[str, Field(max_length=80)] = "auto"
     time_limit: Annotated[float, Field(gt=0, le=LONGEST_SOLVE)] = 20.0

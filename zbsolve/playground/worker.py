@@ -1,8 +1,7 @@
 """One solve in a process of its own: a job as JSON on stdin, its progress as JSON lines on stdout.
 
-SIGINT ends the search early and keeps the best plan, as Ctrl-C does on the command line. It is to be sent
-until the process ends: libraries can swallow the exception that it raises, and where that would do harm it
-does nothing. Run by :mod:`zbsolve.playground.jobs` as ``python -m zbsolve.playground.worker``.
+SIGINT ends the search early and keeps the best plan, as Ctrl-C does on the command line; more of them do no
+harm. Run by :mod:`zbsolve.playground.jobs` as ``python -m zbsolve.playground.worker``.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import signal
 import sys
 from typing import Any
 
+from zbsolve.budget import Stop
 from zbsolve.errors import ZbsolveError
 from zbsolve.model.instance import parse_instance
-from zbsolve.solver.interrupts import stop_search
 from zbsolve.solver.portfolio import Progress, solve
 
 
 def main() -> None:
     """Solve the job and say how it goes; the last line is ``done`` or ``error``."""
-    signal.signal(signal.SIGINT, stop_search)
+    stop = Stop()
+    signal.signal(signal.SIGINT, stop.on_signal)
     job = json.load(sys.stdin)
     last: dict[str, Any]
     try:
@@ -30,6 +30,7 @@ def main() -> None:
             solver=job["solver"],
             time_limit=job["time_limit"],
             progress=_say_progress,
+            stop=stop,
         )
     except ZbsolveError as error:
         last = {"type": "error", "message": " ".join(str(error).split())}

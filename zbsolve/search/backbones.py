@@ -26,22 +26,24 @@ from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.kinds import W
+from zbsolve.model.objective import column_of
 from zbsolve.search.arrays import IntArray, decode, encode, to_arrays
+from zbsolve.search.critical import critical_blocks, shift
 from zbsolve.search.list_scheduler import flat, listed
 
 
 class Timing(NamedTuple):
     """What :func:`time_backbone` finds, and what it writes to while it runs.
 
-    ``place_f`` and ``place_b``, shape (S * m,): places of F and backward among the tasks of their device.
-    Per place of a device, shape (p * width,): its start, and whether the device's previous task (else a
-    dependency) set it. ``out``, shape (2 * p * width,), and ``out_length``: the full orders, W's included.
+    ``place_f`` and ``place_b``, shape (S * m,): places of F and backward. Per place of a device, shape
+    (p * width,): its start, and ``waited`` as for :func:`zbsolve.search.critical.critical_blocks`. ``out``,
+    shape (2 * p * width,), and ``out_length``: the full orders, W's included.
     """
 
     place_f: Any
     place_b: Any
     start: Any
-    by_device: Any
+    waited: Any
     out: Any
     out_length: Any
     end_f: Any
@@ -67,7 +69,7 @@ def timing_arrays(S: int, m: int, p: int, width: int) -> Timing:
         places_of,
         places_of.copy(),
         np.zeros(places),
-        np.zeros(places, dtype=np.bool_),
+        np.zeros(places, dtype=np.int32),
         np.zeros(2 * places, dtype=np.int64),
         per_device,
         np.zeros(passes),
@@ -96,7 +98,7 @@ def time_backbone(
     """
     m, device, time, hop = arrays.m, arrays.device, arrays.time, arrays.hop
     acquire, transient, release, room = arrays.acquire, arrays.transient, arrays.release, arrays.room
-    place_f, place_b, start, by_device = timing.place_f, timing.place_b, timing.start, timing.by_device
+    place_f, place_b, start, waited = timing.place_f, timing.place_b, timing.start, timing.waited
     out, out_length, end_f, end_b = timing.out, timing.out_length, timing.end_f, timing.end_b
     done_f, done_b, at, free = timing.done_f, timing.done_b, timing.at, timing.free
     level, first, stack = timing.level, timing.first, timing.stack
@@ -125,12 +127,14 @@ def time_backbone(
             code = codes[row + i]
             s, kind = code // 4, code % 4
             ready = 0.0
+            source = -1
             if kind == 0:
                 j = done_f[s]
                 if s > 0:
                     if done_f[s - 1] <= j:
                         break
                     ready = end_f[(s - 1) * m + j] + hop[s - 1]
+                    source = place_f[(s - 1) * m + j]
             else:
                 j = done_b[s]
                 if done_f[s] <= j:
@@ -140,6 +144,7 @@ def time_backbone(
                     if done_b[s + 1] <= j:
                         break
                     ready = end_b[(s + 1) * m + j] + hop[s]
+                    source = place_b[(s + 1) * m + j]
             need = acquire[code] + transient[code]
             while oldest[d] < newest[d]:
                 w = 4 * pending[row + oldest[d]] + 2
@@ -157,7 +162,7 @@ def time_backbone(
                 return inf, inf, inf
             level[d] += acquire[code] - release[code]
             begin = max(free[d], ready)
-            by_device[row + i] = free[d] >= ready
+            waited[row + i] = source if ready > free[d] else -1
             start[row + i] = begin
             end = begin + time[code]
             if i == 0:
@@ -169,14 +174,14 @@ def time_backbone(
             out_length[d] += 1
             if kind == 0:
                 end_f[s * m + j] = end
-                place_f[s * m + j] = i
+                place_f[s * m + j] = row + i
                 done_f[s] += 1
                 if s + 1 < S and device[s + 1] != d:
                     stack[top] = device[s + 1]
                     top += 1
             else:
                 end_b[s * m + j] = end
-                place_b[s * m + j] = i
+                place_b[s * m + j] = row + i
                 done_b[s] += 1
                 sum_of_ends += end
                 if kind == 1:
@@ -224,10 +229,10 @@ def anneal(
     ``slack`` (an amount that falls to zero over the steps) of the present one. Stops at ``target``.
     """
     np.random.seed(seed)
-    m, device, time = arrays.m, arrays.device, arrays.time
-    S, p = len(device), len(arrays.room)
+    m, time = arrays.m, arrays.time
+    S, p = len(arrays.device), len(arrays.room)
     width = len(codes) // p
-    place_f, place_b, start, by_device = timing.place_f, timing.place_b, timing.start, timing.by_device
+    start, waited = timing.start, timing.waited
     out, out_length = timing.out, timing.out_length
     critical = np.zeros((2 * S * m, 4), dtype=np.int64)  # device, place, first and last place of its block
     found = time_backbone(arrays, codes, lengths, patience, timing)
@@ -244,15 +249,13 @@ def anneal(
         if best <= target:
             break
         if stale:
-            # --- trace a critical path back from a task that ends last --------------------------
-            number = 0
-            d, i = 0, 0
+            last = 0
             latest = -1.0
             for q in range(p):
                 if lengths[q] == 0:
                     continue
-                k = lengths[q] - 1
-                end = start[q * width + k] + time[codes[q * width + k]]
+                k = q * width + lengths[q] - 1
+                end = start[k] + time[codes[k]]
                 # Trailing W's: what is left of this device's work comes after its last backward.
                 trailing = out_length[q] - 1
                 while out[2 * q * width + trailing] % 4 == 2:
@@ -261,36 +264,8 @@ def anneal(
                 if column == 1:
                     end -= start[q * width]
                 if end > latest:
-                    latest, d, i = end, q, k
-            block, last = 0, i
-            while i >= 0:
-                s, kind = codes[d * width + i] // 4, codes[d * width + i] % 4
-                if by_device[d * width + i]:
-                    if i > 0:
-                        critical[number, 0] = d
-                        critical[number, 1] = i
-                        critical[number, 3] = last
-                        number += 1
-                    i -= 1
-                    continue
-                while block < number:
-                    critical[block, 2] = i
-                    block += 1
-                # Which micro-batch: the one whose task of this kind has place i.
-                if kind == 0:
-                    j = 0
-                    while place_f[s * m + j] != i:
-                        j += 1
-                    d, i = device[s - 1], place_f[(s - 1) * m + j]
-                else:
-                    j = 0
-                    while place_b[s * m + j] != i:
-                        j += 1
-                    d, i = device[s + 1], place_b[(s + 1) * m + j]
-                last = i
-            while block < number:
-                critical[block, 2] = 0
-                block += 1
+                    latest, last = end, k
+            number = critical_blocks(waited, codes, width, last, True, critical)
             stale = False
         what = np.random.random()
         if what < 0.03:
@@ -331,12 +306,7 @@ def anneal(
                 source, target_place = i - 1, min(lengths[d] - 1, i - 1 + reach)  # its predecessor waits
             moved = codes[d * width + source]
         if source != target_place:
-            direction = 1 if target_place > source else -1
-            k = source
-            while k != target_place:
-                codes[d * width + k] = codes[d * width + k + direction]
-                k += direction
-            codes[d * width + target_place] = moved
+            shift(codes, d * width, source, target_place)
         found = time_backbone(arrays, codes, lengths, patience, timing)
         value = found[column] + smoothing * found[2]
         if value <= present + slack * (1.0 - step / steps) * np.random.random():
@@ -351,21 +321,19 @@ def anneal(
         elif source == target_place:
             codes[d * width + source] = moved
         else:
-            direction = 1 if target_place > source else -1
-            k = target_place
-            while k != source:
-                codes[d * width + k] = codes[d * width + k - direction]
-                k -= direction
-            codes[d * width + source] = moved
+            shift(codes, d * width, target_place, source)
             # Places and starts belong to the refused orders until the next accepted move: the
             # critical list is still that of the present ones.
     return float(best)
 
 
+CALLED = (time_backbone, critical_blocks, shift)
+
+
 @cache
 def _annealing(compiled: bool) -> Any:
     """The annealing loop; compiled once a process."""
-    return compile_loop(anneal, time_backbone) if compiled else anneal
+    return compile_loop(anneal, *CALLED) if compiled else anneal
 
 
 class BackboneSearch:
@@ -382,7 +350,7 @@ class BackboneSearch:
         patience: float = 0.5,
     ) -> None:
         self._arrays = flat(to_arrays(instance))
-        self.column = 1 if objective == "span" else 0
+        self.column = column_of(objective)
         self.seed = seed
         codes, self._lengths = encode(
             tuple(tuple(task for task in order if task.kind is not W) for order in orders)
@@ -402,7 +370,7 @@ class BackboneSearch:
     @staticmethod
     def is_ready() -> bool:
         """Whether its machine code is there, with nothing to be made first."""
-        return is_ready(anneal, time_backbone)
+        return is_ready(anneal, *CALLED)
 
     def run(self, steps: int, slack: float, target: float) -> float:
         """Anneal for ``steps`` moves with a falling ``slack`` (time units); cost of the best orders."""

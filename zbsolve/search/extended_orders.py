@@ -17,6 +17,7 @@ import numpy as np
 from zbsolve.compiled import compile_loop
 from zbsolve.model.instance import Instance
 from zbsolve.model.memory import Pairs
+from zbsolve.model.objective import column_of
 from zbsolve.search.extended_arrays import Orders, decode, encode, time_codes, to_extended_arrays
 
 # How much of the cost the mean end of the devices stands for.
@@ -159,7 +160,7 @@ class ExtendedOrderSearch:
     ) -> None:
         self.arrays = to_extended_arrays(instance)
         self.codes, self.lengths = encode(instance, orders, pairs)
-        self._column = 1 if objective == "span" else 0
+        self._column = column_of(objective)
         self._seed = seed
         self._anneal = compile_loop(anneal, time_codes, move_task, change_kind) if compiled else anneal
 

@@ -31,6 +31,7 @@ from zbsolve.compiled import compile_loop
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
 from zbsolve.model.memory import Pairs
+from zbsolve.model.objective import column_of
 from zbsolve.search.extended_arrays import ExtendedArrays, decode, time_codes, to_extended_arrays
 
 Orders = tuple[tuple[Task, ...], ...]
@@ -409,7 +410,7 @@ class ExtendedPolicySearch:
     def __init__(self, instance: Instance, objective: str, seed: int, seconds_a_run: float = 0.0) -> None:
         self.instance = instance
         self.arrays: ExtendedArrays = to_extended_arrays(instance)
-        self._column = 1 if objective == "span" else 0
+        self._column = column_of(objective)
         self._random = np.random.default_rng(seed)
         self._run, self._time = run_policy, time_codes
         width = instance.num_microbatches * 4 * int(self.arrays.held.max())

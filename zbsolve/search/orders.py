@@ -24,7 +24,9 @@ import numpy as np
 from zbsolve.compiled import compile_loop, is_ready
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.objective import column_of
 from zbsolve.search.arrays import decode, encode, to_arrays
+from zbsolve.search.critical import critical_blocks, shift
 
 
 class Timing(NamedTuple):
@@ -32,8 +34,8 @@ class Timing(NamedTuple):
 
     ``start``, and ``tail``: longest way from the task's end to the cost (for the span less the device's
     first start). ``level``: memory before the task. ``number``: its micro-batch; of a W, which split backward
-    of its stage it belongs to. ``by_device``: whether the device's previous task (else a dependency)
-    set its start. ``place_f``, ``place_b``, ``place_split``: places of F's, backwards, split backwards.
+    of its stage it belongs to. ``place_f``, ``place_b``, ``place_split``: places of F's, backwards, split
+    backwards. ``waited``, one a place: as for :func:`zbsolve.search.critical.critical_blocks`.
     ``sequence``, shape (tasks, 2): device and place of all tasks, each after what it waits for.
     """
 
@@ -41,7 +43,7 @@ class Timing(NamedTuple):
     tail: Any
     level: Any
     number: Any
-    by_device: Any
+    waited: Any
     place_f: Any
     place_b: Any
     place_split: Any
@@ -55,6 +57,7 @@ def time_orders(arrays: Any, codes: Any, lengths: Any, timing: Any) -> tuple[flo
     """
     S = arrays.device.shape[0]
     p = arrays.room.shape[0]
+    width = codes.shape[1]
     device, time, hop = arrays.device, arrays.time, arrays.hop
     done_f = np.zeros(S, dtype=np.int64)
     done_b = np.zeros(S, dtype=np.int64)
@@ -78,6 +81,7 @@ def time_orders(arrays: Any, codes: Any, lengths: Any, timing: Any) -> tuple[flo
             i = at[d]
             s, kind = codes[d, i] // 4, codes[d, i] % 4
             ready = 0.0
+            q = k = 0
             if kind == 0:
                 j = done_f[s]
                 if s > 0:
@@ -106,7 +110,7 @@ def time_orders(arrays: Any, codes: Any, lengths: Any, timing: Any) -> tuple[flo
             timing.level[d, i] = level[d]
             level[d] += arrays.acquire[s, kind] - arrays.release[s, kind]
             begin = max(free[d], ready)
-            timing.by_device[d, i] = free[d] >= ready
+            timing.waited[d * width + i] = q * width + k if ready > free[d] else -1
             timing.start[d, i] = begin
             timing.number[d, i] = j
             timing.sequence[finished, 0] = d
@@ -275,6 +279,8 @@ def anneal(
     np.random.seed(seed)
     p = arrays.room.shape[0]
     time = arrays.time
+    places = codes.ravel()  # the same memory
+    width = codes.shape[1]
     # Device, place, first and last place of its block.
     critical = np.zeros((lengths.sum(), 4), dtype=np.int64)
     ends = np.zeros(codes.shape[1])
@@ -290,38 +296,18 @@ def anneal(
             break
         if stale:
             add_tails(arrays, codes, lengths, timing, column)
-            # --- trace the critical path back from the task that ends last ----------------------
-            number = 0
-            d, i = 0, 0
+            end = 0
             latest = -1.0
             for q in range(p):
                 if lengths[q] == 0:
                     continue
                 k = lengths[q] - 1
-                end = timing.start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
+                ends_at = timing.start[q, k] + time[codes[q, k] // 4, codes[q, k] % 4]
                 if column == 1:
-                    end -= timing.start[q, 0]
-                if end > latest:
-                    latest, d, i = end, q, k
-            block, last = 0, i
-            while i >= 0:
-                if timing.by_device[d, i]:
-                    if i > 0 and codes[d, i - 1] != codes[d, i]:
-                        critical[number, 0] = d
-                        critical[number, 1] = i
-                        critical[number, 3] = last
-                        number += 1
-                    i -= 1
-                    continue
-                while block < number:
-                    critical[block, 2] = i
-                    block += 1
-                s, kind = codes[d, i] // 4, codes[d, i] % 4
-                d, i, _ = before(arrays, timing, s, kind, timing.number[d, i])
-                last = i
-            while block < number:
-                critical[block, 2] = 0
-                block += 1
+                    ends_at -= timing.start[q, 0]
+                if ends_at > latest:
+                    latest, end = ends_at, q * width + k
+            number = critical_blocks(timing.waited, places, width, end, False, critical)
             stale = False
         if number == 0:
             break
@@ -351,11 +337,7 @@ def anneal(
         limit = present + slack * (1.0 - step / steps) * np.random.random()
         if path_through(arrays, codes, lengths, timing, column, d, source, target_place, ends) > limit:
             continue
-        k = source
-        while k != target_place:
-            codes[d, k] = codes[d, k + direction]
-            k += direction
-        codes[d, target_place] = moved
+        shift(places, d * width, source, target_place)
         value = time_orders(arrays, codes, lengths, other)[column]
         if value <= limit:
             present = value
@@ -365,16 +347,12 @@ def anneal(
                 best = value
                 best_codes[:] = codes
         else:
-            k = target_place
-            while k != source:
-                codes[d, k] = codes[d, k - direction]
-                k -= direction
-            codes[d, source] = moved
+            shift(places, d * width, target_place, source)
     codes[:] = best_codes
     return float(best)
 
 
-CALLED = (time_orders, before, after, add_tails, moved_to, path_through)
+CALLED = (time_orders, before, after, add_tails, moved_to, path_through, critical_blocks, shift)
 
 
 @cache
@@ -390,7 +368,7 @@ def _empty_timing(instance: Instance, codes: Any) -> Timing:
         tail=np.zeros(codes.shape),
         level=np.zeros(codes.shape),
         number=np.zeros(codes.shape, dtype=np.int64),
-        by_device=np.zeros(codes.shape, dtype=np.bool_),
+        waited=np.zeros(codes.size, dtype=np.int32),
         place_f=np.zeros(per_task, dtype=np.int64),
         place_b=np.zeros(per_task, dtype=np.int64),
         place_split=np.zeros(per_task, dtype=np.int64),
@@ -411,7 +389,7 @@ class OrderSearch:
         compiled: bool,
     ) -> None:
         self.arrays = to_arrays(instance)
-        self.column = 1 if objective == "span" else 0
+        self.column = column_of(objective)
         self.seed = seed
         self.cost = np.inf
         self.codes, self.lengths = encode(orders)

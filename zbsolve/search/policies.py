@@ -19,6 +19,7 @@ from zbsolve.bounds.waits import back, room
 from zbsolve.bounds.ways import round_trip
 from zbsolve.model.graph import Task
 from zbsolve.model.instance import Instance
+from zbsolve.model.objective import column_of
 from zbsolve.model.tolerances import COUNT_ROUNDING
 from zbsolve.search.arrays import IntArray, decode
 from zbsolve.search.backbones import GapFiller
@@ -124,7 +125,7 @@ def automatic(
 
     ``enough`` is asked before each: it may end the trial early.
     """
-    column = 1 if objective == "span" else 0
+    column = column_of(objective)
     best = math.inf
     for policy in presets(scheduler.instance, patiences):
         if enough():
@@ -166,7 +167,7 @@ class Refinement:
 
     def __init__(self, instance: Instance, objective: str) -> None:
         self._instance = instance
-        self._column = 1 if objective == "span" else 0
+        self._column = column_of(objective)
         self._filler = GapFiller(instance)
         self.cost = math.inf
         self._best: tuple[IntArray, IntArray] | None = None
@@ -224,7 +225,7 @@ class PolicySearch:
 
     def __init__(self, scheduler: ListScheduler, objective: str, start: Policy, seed: int) -> None:
         self.scheduler = scheduler
-        self.column = 1 if objective == "span" else 0
+        self.column = column_of(objective)
         self.random = np.random.default_rng(seed)
         self.policy = start
         self.value = self._evaluate(start)
@@ -311,7 +312,7 @@ class PolicyRace:
         enough: Callable[[], bool],
         entrants: int = 8,
     ) -> None:
-        column = 1 if objective == "span" else 0
+        column = column_of(objective)
         by_cost: dict[tuple[float, float], Policy] = {}
         for policy in presets(scheduler.instance, patiences):
             both = scheduler.run(policy)
