@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from zbsolve import cli
 from zbsolve.cli import inputs, running
+from zbsolve.cli import names as known_names
 from zbsolve.model.instance import Instance, equal_stages, load_instance
 from zbsolve.model.simulator import simulate
 from zbsolve.plan.plan import Plan, load_plan
@@ -288,7 +289,7 @@ def test_a_missing_file_and_an_unknown_name_are_told_apart() -> None:
 
 def test_shipped_instances_load_by_name() -> None:
     """Every instance that ships is readable by its bare name."""
-    names = inputs.shipped_files()
+    names = known_names.shipped_files()
     assert len(names) == 24 + 9 + 12  # the published cells, the V cells, the unequal profile
     for name in names:
         assert inputs.load_instance(name).num_devices >= 1

@@ -14,6 +14,7 @@ import pytest
 from zbsolve.baselines import BASELINES
 from zbsolve.model.instance import equal_stages
 from zbsolve.plan.plan import Plan
+from zbsolve.report.explain import REASONS, Reason
 from zbsolve.report.notebook import explorer, instance_html, plan_html
 from zbsolve.solver.portfolio import certify, solve
 
@@ -87,4 +88,4 @@ def test_the_example_notebook_runs(tmp_path: Path) -> None:
     text = (tmp_path / "out.ipynb").read_text(encoding="utf-8")
     assert "591" in text
     assert "text/html" in text
-    assert "memory: a task that fits into the gap was ready, but not under the memory cap" in text
+    assert f"{Reason.DRAIN}: {REASONS[Reason.DRAIN]}" in text

@@ -369,6 +369,6 @@ def test_a_solvers_bound_says_what_it_is() -> None:
     status, method, rest = proof(8, 2.0, 1.0)
     assert (status, method) == ("optimal", "cpsat model")
     assert rest.endswith("proved it optimal on the exact model")
-    status, method, rest = proof(10, 2.5, 0.2)
+    status, method, rest = proof(10, 2.5, 0.1)
     assert (status, method) == ("feasible", "cpsat model")
     assert rest.endswith("had when its search ended")
